@@ -11,6 +11,7 @@ from specdec.arguments import check_text
 from specdec.requests.chat_format import ChatFormat, Conversation
 from specdec.requests.chat_template import TemplateProcess
 from specdec.requests.special_text import MarkedText, SpecialMarks
+from specdec.requests.token_bytes import decoding_steps
 from specdec.requests.tokenizer_files import plain_decoder, read_tokenizer
 
 logger = logging.getLogger("specdec")
@@ -27,6 +28,9 @@ class Tokenizer:
         self.directory = directory
         self.backend: Any = read_tokenizer(directory)
         self._read = plain_decoder(self.backend)
+        self._fast: Any = getattr(self.backend, "backend_tokenizer", None)
+        self._steps = decoding_steps(self._fast)
+        self._bytes: dict[int, bytes] = {}  # of tokens that were asked for
         self._templates = TemplateProcess()
         self._lock = threading.RLock()
 
@@ -53,11 +57,10 @@ class Tokenizer:
     def as_json(self) -> str:
         """The text of a tokenizer.json, added tokens included; ValueError if there is none."""
         with self._lock:
-            fast = getattr(self.backend, "backend_tokenizer", None)
-            if fast is None:
+            if self._fast is None:
                 kind = type(self.backend).__name__
                 raise ValueError(f"{kind} in {self.directory} cannot be written as tokenizer.json")
-            text: str = fast.to_str()
+            text: str = self._fast.to_str()
         return text
 
     @property
@@ -165,6 +168,25 @@ class Tokenizer:
     def close(self) -> None:
         """End the process that renders templates; the next conversation starts another."""
         self._templates.close()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token's own bytes: those of all tokens, joined, are the text in UTF-8.
+
+        Where the decoder is unknown they are those of its text. Takes no lock otherwise.
+        """
+        data = self._bytes.get(token_id)
+        if data is None:
+            data = self._bytes[token_id] = self._read_bytes(token_id)
+        return data
+
+    def _read_bytes(self, token_id: int) -> bytes:
+        name = None if self._steps is None else self._fast.id_to_token(token_id)
+        if self._steps is None or name is None:
+            return self.decode([token_id], False).encode()
+        data: bytes = name.encode("utf-8", "replace")
+        for step in self._steps:
+            data = step(data)
+        return data
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids, without clean-up."""

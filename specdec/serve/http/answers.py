@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from specdec.serve.http.prompts import Encoded
 from specdec.serve.http.tools.message_reader import AnswerReading
 
 Json = dict[str, object]
+TokenBytes = Callable[[int], bytes]
 
 
 class Form(Protocol):
@@ -81,14 +82,15 @@ def _num_written(output: RequestOutput) -> int:
 
 
 class ChatForm:
-    """/v1/chat/completions. reading: of the answers' texts."""
+    """/v1/chat/completions. reading: of the answers' texts. token_bytes: of a token id."""
 
     prefix = "chatcmpl"
     name = "chat.completion"
     chunk_name = "chat.completion.chunk"
 
-    def __init__(self, reading: AnswerReading) -> None:
+    def __init__(self, reading: AnswerReading, token_bytes: TokenBytes) -> None:
         self._reading = reading
+        self._token_bytes = token_bytes
         self._deltas: dict[int, ChatDeltas] = {}
 
     def choice(
@@ -133,27 +135,31 @@ class ChatForm:
             return None
         pairs = zip(piece.token_ids, piece.logprobs, strict=True)
         content = [
-            {**_named(found[token]), "top_logprobs": [_named(each) for each in best(found, count)]}
+            {
+                **self._named(token, found),
+                "top_logprobs": [self._named(each, found) for each in best(found, count)],
+            }
             for token, found in pairs
         ]
         return {"content": content, "refusal": None}
 
-
-def _named(found: Logprob) -> Json:
-    token = found.decoded_token
-    return {"token": token, "logprob": clamped(found.logprob), "bytes": list(token.encode())}
+    def _named(self, token: int, found: dict[int, Logprob]) -> Json:
+        data = self._token_bytes(token)
+        text = data.decode("utf-8", "replace")
+        return {"token": text, "logprob": clamped(found[token].logprob), "bytes": list(data)}
 
 
 class CompletionForm:
-    """/v1/completions. prompts: of the request, for echo; first_tokens: of each, as text."""
+    """/v1/completions. prompts: of the request, for echo. token_bytes: of a token id."""
 
     prefix = "cmpl"
     name = "text_completion"
     chunk_name = "text_completion"
 
-    def __init__(self, prompts: Sequence[Encoded], first_tokens: Sequence[str]) -> None:
+    def __init__(self, prompts: Sequence[Encoded], token_bytes: TokenBytes) -> None:
         self._prompts = prompts
-        self._first_tokens = first_tokens
+        self._token_bytes = token_bytes
+        self._offsets: dict[tuple[int, int], int] = {}  # after the last piece of each choice
 
     def choice(
         self, api_request: ApiRequest, position: int, output: RequestOutput, piece: Piece
@@ -161,15 +167,14 @@ class CompletionForm:
         """After the prompt, if it was asked for."""
         has_prompt = api_request.echo and piece.is_first
         prompt = (self._prompts[position].text or "") if has_prompt else ""
-        shift = len(self._prompts[position].text or "") if api_request.echo else 0
         if api_request.writes_nothing:
             rows = None if piece.logprobs is None else piece.logprobs[:0]
-            piece = Piece(piece.index, "", [], rows, 0, "length", None, True)
+            piece = Piece(piece.index, "", [], rows, "length", None, True)
         extras = _extras(api_request, output, piece)
         return {
             "index": position * api_request.params.n + piece.index,
             "text": prompt + piece.text,
-            "logprobs": self._logprobs(api_request, position, output, piece, has_prompt, shift),
+            "logprobs": self._logprobs(api_request, position, output, piece, has_prompt),
             "finish_reason": piece.finish_reason,
             "stop_reason": piece.stop_reason,
             **extras,
@@ -188,50 +193,53 @@ class CompletionForm:
         output: RequestOutput,
         piece: Piece,
         has_prompt: bool,
-        shift: int,
     ) -> Json | None:
         if piece.logprobs is None:
             return None
-        found = _Columns(api_request.params.logprobs or 0)
+        params = api_request.params
+        found = _Columns(params.logprobs or 0, self._token_bytes, params.skip_special_tokens)
+        text = (self._prompts[position].text or "") if api_request.echo else ""
         if has_prompt:
-            text = self._prompts[position].text or ""
-            found.add_prompt(output, text, self._first_tokens[position])
-        found.add(piece.token_ids, piece.logprobs, shift + piece.offset)
+            found.add_prompt(output, text)
+        offset = self._offsets.get((position, piece.index), len(text))
+        offset = found.add(piece.token_ids, piece.logprobs, offset)
+        self._offsets[position, piece.index] = offset
         return found.as_dict()
 
 
 class _Columns:
-    """Logprobs of a completion, a list for each property."""
+    """Logprobs of a completion, a list for each property. skips_special: tokens without text."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, token_bytes: TokenBytes, skips_special: bool) -> None:
         self._count = count
+        self._token_bytes = token_bytes
+        self._skips_special = skips_special
         self._tokens: list[str] = []
         self._values: list[float | None] = []
         self._best: list[dict[str, float] | None] = []
         self._offsets: list[int] = []
 
-    def add_prompt(self, output: RequestOutput, text: str, first_token: str) -> None:
+    def add_prompt(self, output: RequestOutput, text: str) -> None:
         """The first token has no logprob. A special token may not be in the text."""
         rows = output.prompt_logprobs or []
-        offset = 0
+        whole = text.encode("utf-8", "replace")
+        place = offset = 0  # in bytes and in characters
         for token, found in zip(output.prompt_token_ids, rows, strict=True):
-            decoded = first_token if found is None else found[token].decoded_token
-            self._tokens.append(decoded)
-            self._offsets.append(offset)
-            self._values.append(None if found is None else clamped(found[token].logprob))
-            self._best.append(None if found is None else self._named(token, found))
-            offset += len(decoded) if text.startswith(decoded, offset) else 0
+            data = self._token_bytes(token)
+            self._add(token, found, offset)
+            if place == 0 and not whole.startswith(data):  # it may have lost its first space
+                data = data.removeprefix(b" ")
+            if whole.startswith(data, place):
+                place += len(data)
+                offset += _num_chars(data)
 
-    def add(
-        self, token_ids: Sequence[int], rows: Sequence[dict[int, Logprob]], offset: int
-    ) -> None:
-        """Generated tokens."""
+    def add(self, token_ids: Sequence[int], rows: Sequence[dict[int, Logprob]], offset: int) -> int:
+        """Generated tokens; the offset after them."""
         for token, found in zip(token_ids, rows, strict=True):
-            self._tokens.append(found[token].decoded_token)
-            self._values.append(clamped(found[token].logprob))
-            self._best.append(self._named(token, found))
-            self._offsets.append(offset)
-            offset += len(found[token].decoded_token)
+            self._add(token, found, offset)
+            if found[token].decoded_token or not self._skips_special:
+                offset += _num_chars(self._token_bytes(token))
+        return offset
 
     def as_dict(self) -> Json:
         """OpenAI's form."""
@@ -242,10 +250,33 @@ class _Columns:
             "text_offset": self._offsets,
         }
 
+    def _add(self, token: int, found: dict[int, Logprob] | None, offset: int) -> None:
+        self._tokens.append(_key(self._token_bytes(token)))
+        self._offsets.append(offset)
+        self._values.append(None if found is None else clamped(found[token].logprob))
+        self._best.append(None if found is None else self._named(token, found))
+
     def _named(self, token: int, found: dict[int, Logprob]) -> dict[str, float]:
-        """The best ones, and the token itself."""
-        ranked = [*best(found, self._count), found[token]]
-        return {each.decoded_token: clamped(each.logprob) for each in ranked}
+        """The best ones, and the token itself. Of tokens with equal bytes others have their ids."""
+        ranked = list(dict.fromkeys([*best(found, self._count), token]))
+        keys = {token: _key(self._token_bytes(token))}
+        for each in ranked:
+            key = _key(self._token_bytes(each))
+            keys.setdefault(each, f"token_id:{each}" if key in keys.values() else key)
+        return {keys[each]: clamped(found[each].logprob) for each in ranked}
+
+
+def _key(data: bytes) -> str:
+    """A token as text, or what OpenAI writes for a part of a character."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _num_chars(data: bytes) -> int:
+    """Characters that begin in these bytes."""
+    return sum(byte & 0xC0 != 0x80 for byte in data)
 
 
 def _extras(api_request: ApiRequest, output: RequestOutput, piece: Piece) -> Json:

@@ -113,7 +113,8 @@ class Application:
         turn = await self.chats.turn(body)
         length = len(turn.prompt.token_ids)
         check_room(turn.api_request, [length], self._max_model_len, "messages")
-        return Answer(self._services, turn.api_request, [turn.prompt], ChatForm(turn.reading))
+        form = ChatForm(turn.reading, self._prompts.tokenizer.token_bytes)
+        return Answer(self._services, turn.api_request, [turn.prompt], form)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -133,15 +134,15 @@ class Application:
         self, api_request: ApiRequest, prompts: list[Encoded]
     ) -> CompletionForm:
         """With the text that echo repeats."""
+        token_bytes = self._prompts.tokenizer.token_bytes
         if not api_request.echo:
-            return CompletionForm(prompts, [])
+            return CompletionForm(prompts, token_bytes)
         texts = [
             await self._prompts.decode(each.token_ids) if each.text is None else each.text
             for each in prompts
         ]
         shown = [Encoded(text, each.token_ids) for text, each in zip(texts, prompts, strict=True)]
-        firsts = [await self._prompts.decode(each.token_ids[:1]) for each in prompts]
-        return CompletionForm(shown, firsts)
+        return CompletionForm(shown, token_bytes)
 
     async def models(self) -> Response:
         """GET /v1/models."""

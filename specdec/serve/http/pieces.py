@@ -11,7 +11,7 @@ LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 @dataclass(slots=True)
 class Piece:
-    """A part of one choice. offset: characters of the choice's tokens before this part.
+    """A part of one choice.
 
     token_ids and logprobs are those of the part; finish_reason is None but at the end. rounds:
     what was drafted, if the request asks for it; a round comes once its text is certain.
@@ -21,7 +21,6 @@ class Piece:
     text: str
     token_ids: list[int]
     logprobs: list[dict[int, Logprob]] | None
-    offset: int
     finish_reason: str | None
     stop_reason: str | int | None
     is_first: bool
@@ -35,7 +34,6 @@ class Pieces:
         self._withholds_tokens = withholds_tokens
         self._num_chars = [0] * num_samples
         self._num_tokens = [0] * num_samples
-        self._offsets = [0] * num_samples
         self._is_begun = [False] * num_samples
         self._is_over = [False] * num_samples
 
@@ -60,7 +58,6 @@ class Pieces:
             text=completion.text[self._num_chars[i] :],
             token_ids=token_ids,
             logprobs=logprobs,
-            offset=self._offsets[i],
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
             is_first=not self._is_begun[i],
@@ -69,8 +66,6 @@ class Pieces:
         self._num_tokens[i] = len(completion.token_ids)
         self._is_begun[i] = True
         self._is_over[i] = completion.finish_reason is not None
-        pairs = zip(token_ids, logprobs or (), strict=False)
-        self._offsets[i] += sum(len(found[token].decoded_token) for token, found in pairs)
         return piece
 
 
@@ -79,7 +74,7 @@ def clamped(value: float) -> float:
     return max(value, LEAST_LOGPROB)
 
 
-def best(found: dict[int, Logprob], count: int) -> list[Logprob]:
-    """The best alternatives at one position, in order."""
-    ranked = sorted(found.values(), key=lambda each: each.rank)
-    return [each for each in ranked if each.rank <= count]
+def best(found: dict[int, Logprob], count: int) -> list[int]:
+    """The ids of the best alternatives at one position, in order."""
+    ranked = sorted(found, key=lambda token: found[token].rank)
+    return [token for token in ranked if found[token].rank <= count]

@@ -177,6 +177,26 @@ def test_text_after_invalid_bytes_is_that_of_its_own_tokens(tokenizers):
     assert pieces == ["", "\u00e9", "", f"{INCOMPLETE}a", "a"]
 
 
+@pytest.mark.parametrize("text", SAMPLES)
+@pytest.mark.parametrize("name", ["demo", "metaspace", "llama"])
+def test_the_bytes_of_tokens_are_those_of_the_text(tokenizers, name, text):
+    tokenizer = tokenizers[name]
+    found = b"".join(map(tokenizer.token_bytes, tokenizer.encode_word(text)))
+    written = found.decode()
+    assert written.removeprefix(" ") == text.removeprefix(" ")
+    assert len(written) - len(text) <= (name != "demo")  # the space before the first word
+
+
+def test_the_bytes_of_special_tokens_and_of_unknown_decoders_are_their_text(
+    tokenizers, monkeypatch
+):
+    assert DEMO.token_bytes(0) == b"<|bos|>"
+    assert tokenizers["llama"].token_bytes(1) == b"<s>"
+    monkeypatch.setattr(DEMO, "_steps", None)
+    token = DEMO.encode_word(" def")[0]
+    assert DEMO._read_bytes(token) == DEMO.decode([token], False).encode()
+
+
 def test_a_token_of_a_long_text_decodes_a_short_window(monkeypatch):
     lengths = []
     real = DEMO.decode

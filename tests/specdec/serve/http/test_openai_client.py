@@ -4,6 +4,8 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from specdec import LLM, SamplingParams
+from specdec.requests.output import Logprob
+from specdec.serve.http.answers import _Columns
 
 MESSAGES = [{"role": "user", "content": "def fibonacci(n):"}]
 PROMPT = "def fibonacci(n):"
@@ -185,6 +187,74 @@ def test_echo_of_token_ids_in_a_stream(client, prompts):
     for name in ("tokens", "token_logprobs", "text_offset"):
         joined = [x for chunk in chunks for x in getattr(chunk.choices[0].logprobs, name)]
         assert joined == getattr(whole.choices[0].logprobs, name)
+
+
+FACE = "\N{GRINNING FACE}"
+WRITES_FACES = {"structured_outputs": {"choice": [f"a{FACE}b"]}}
+
+
+def bytes_of(key):
+    """Of a token as completions name it."""
+    if not key.startswith("bytes:"):
+        return key.encode()
+    return bytes.fromhex(key.removeprefix("bytes:").replace("\\x", ""))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_parts_of_a_character_have_their_own_bytes(client, stream):
+    found = client.chat.completions.create(
+        model="demo",
+        messages=MESSAGES,
+        logprobs=True,
+        top_logprobs=20,
+        stream=stream,
+        extra_body=WRITES_FACES,
+    )
+    chunks = found if stream else [found]
+    content = [token for chunk in chunks for token in chunk.choices[0].logprobs.content]
+    assert b"".join(bytes(token.bytes) for token in content) == f"a{FACE}b<|eos|>".encode()
+    assert len(content) > 3
+    for token in content:
+        assert len(token.top_logprobs) == 20
+        assert len({tuple(each.bytes) for each in token.top_logprobs}) == 20
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_completions_name_parts_of_a_character_by_their_bytes(client, stream):
+    prompt = f"{FACE}x "
+    found = client.completions.create(
+        model="demo",
+        prompt=prompt,
+        logprobs=20,
+        echo=True,
+        stream=stream,
+        max_tokens=20,
+        extra_body=WRITES_FACES,
+    )
+    parts = [each.choices[0] for each in (found if stream else [found])]
+    text = "".join(part.text for part in parts)
+    assert text == f"{prompt}a{FACE}b"
+    tokens = [token for part in parts for token in part.logprobs.tokens]
+    assert tokens[0] == "<|bos|>"
+    assert b"".join(map(bytes_of, tokens[1:])) == f"{text}<|eos|>".encode()
+    assert sum(token.startswith("bytes:") for token in tokens) > 4
+    offsets = [offset for part in parts for offset in part.logprobs.text_offset]
+    for i, offset in enumerate(offsets[1:], start=1):
+        before = b"".join(map(bytes_of, tokens[1:i]))
+        assert text[offset:] == text.encode()[len(before) :].decode(errors="ignore")
+    best = [row for part in parts for row in part.logprobs.top_logprobs]
+    values = [value for part in parts for value in part.logprobs.token_logprobs]
+    for token, value, row in zip(tokens[1:], values[1:], best[1:], strict=True):
+        assert row[token] == value
+        assert len(row) >= 20
+
+
+def test_tokens_with_the_same_bytes_are_all_named():
+    found = {7: Logprob(-3.0, 4, "a"), 1: Logprob(-0.5, 1, "a"), 2: Logprob(-1.0, 2, "")}
+    columns = _Columns(2, {7: b"a", 1: b"a", 2: b"<s>"}.__getitem__, True)
+    columns.add([7], [found], 0)
+    assert columns.as_dict()["top_logprobs"] == [{"token_id:1": -0.5, "<s>": -1.0, "a": -3.0}]
+    assert columns.as_dict()["tokens"] == ["a"]
 
 
 def test_usage_says_what_was_found_in_the_cache(client, prompts):

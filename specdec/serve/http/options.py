@@ -6,7 +6,7 @@ from pathlib import Path
 MAX_BODY_BYTES = 8 << 20
 MAX_DEPTH = 64  # of lists and objects in a body
 MAX_KEYS = 1 << 13  # of one object in a body
-MAX_VALUES = 1 << 18  # in a body, beside token ids: everything that reads a body walks over them
+MAX_VALUES = 1 << 17  # in a body, beside token ids: everything that reads a body walks over them
 MAX_SAMPLES = 128  # n
 MAX_CHOICES = 1024  # n times the number of prompts
 MAX_LOGPROBS = 20

@@ -14,13 +14,14 @@ import pytest
 pytestmark = pytest.mark.slow
 
 SECONDS = 0.2
-MEMORY_MIB = 400  # of the whole process, with the client's own copies
+TRIES = 3  # on a machine with other work
+MEMORY_MIB = 100  # of the whole process, with the client's own copies
 SIZE = (8 << 20) - 200
 CHAT, COMPLETION, RESPONSES, MESSAGES = (
     *("/v1/chat/completions", "/v1/completions"),
     *("/v1/responses", "/v1/messages"),
 )
-USER = '"messages":[{"role":"user","content":"x"}]'
+USER = '"max_tokens":1,"messages":[{"role":"user","content":"x"}]'
 
 
 def filled(head, unit, tail, size=SIZE, most=1 << 40):
@@ -30,7 +31,7 @@ def filled(head, unit, tail, size=SIZE, most=1 << 40):
 
 
 def numbered(head, unit, tail, most):
-    """The same of units with a number each."""
+    """A body of units with a number each."""
     return (head + ",".join(unit.replace("#", str(i)) for i in range(most)) + tail).encode()
 
 
@@ -52,9 +53,9 @@ BODIES = {
     "floats": (COMPLETION, filled('{"prompt":[', "1.234567890123456789e-300", "]}")),
     "a temperature of floats": (
         COMPLETION,
-        filled('{"prompt":"x","temperature":[', "1.2345678901234567", "]}", most=260_000),
+        filled('{"prompt":"x","temperature":[', "1.2345678901234567", "]}", most=130_000),
     ),
-    "a stop of lists": (COMPLETION, filled('{"prompt":"x","stop":[[', "5", "]]}", most=260_000)),
+    "a stop of lists": (COMPLETION, filled('{"prompt":"x","stop":[[', "5", "]]}", most=130_000)),
     "allowed ids": (
         COMPLETION,
         numbered('{"prompt":"x","max_tokens":1,"allowed_token_ids":[', "#", "]}", 1 << 10),
@@ -76,7 +77,7 @@ BODIES = {
     "a schema": (COMPLETION, filled('{"prompt":"x","guided_json":{"enum":[', "5", "]}}")),
     "a schema of floats": (
         COMPLETION,
-        filled('{"prompt":"x","guided_json":{"enum":[', "1.2345678901234567", "]}}", most=260_000),
+        filled('{"prompt":"x","guided_json":{"enum":[', "1.2345678901234567", "]}}", most=130_000),
     ),
     "a schema as text": (
         CHAT,
@@ -84,7 +85,7 @@ BODIES = {
     ),
     "messages": (
         CHAT,
-        filled('{"messages":[', '{"role":"user","content":"x"}', "]}", most=65_000),
+        filled('{"messages":[', '{"role":"user","content":"x"}', "]}", most=43_000),
     ),
     "parts": (
         CHAT,
@@ -92,22 +93,22 @@ BODIES = {
             '{"messages":[{"role":"user","content":[',
             '{"type":"text","text":"x"}',
             "]}]}",
-            most=65_000,
+            most=43_000,
         ),
     ),
     "calls": (
         CHAT,
         filled(
-            '{"messages":[{"role":"user","content":"x"},{"role":"assistant","tool_calls":[',
+            '{"max_tokens":1,"messages":[{"role":"assistant","tool_calls":[',
             '{"id":"a","function":{"name":"n","arguments":"{}"}}',
             "]}]}",
-            most=37_000,
+            most=26_000,
         ),
     ),
     "arguments": (
         CHAT,
         filled(
-            '{"messages":[{"role":"assistant","tool_calls":[{"id":"a","function":{"name":"n",'
+            '{"max_tokens":1,"messages":[{"role":"assistant","tool_calls":[{"id":"a","function":{"name":"n",'
             '"arguments":"[',
             "[[[[]]]]",
             ']"}}]}]}',
@@ -115,10 +116,10 @@ BODIES = {
     ),
     "template variables": (
         CHAT,
-        filled("{" + USER + ',"chat_template_kwargs":{"a":[', "1.5", "]}}", most=260_000),
+        filled("{" + USER + ',"chat_template_kwargs":{"a":[', "1.5", "]}}", most=130_000),
     ),
     "documents": (CHAT, filled("{" + USER + ',"documents":[', "{}", "]}", most=130_000)),
-    "tools": (CHAT, filled("{" + USER + ',"tools":[', '{"type":"function"}', "]}", most=120_000)),
+    "tools": (CHAT, filled("{" + USER + ',"tools":[', '{"type":"function"}', "]}", most=65_000)),
     "a tool's schema": (
         CHAT,
         filled(
@@ -128,7 +129,7 @@ BODIES = {
             '"parameters":{"properties":{"a":{"enum":[',
             "5",
             "]}}}}}]}",
-            most=260_000,
+            most=130_000,
         ),
     ),
     "unknown names": (RESPONSES, numbered('{"input":"x",', '"name_#":1', "}", 40_000)),
@@ -138,12 +139,12 @@ BODIES = {
     ),
     "items": (
         RESPONSES,
-        filled('{"input":[', '{"role":"user","content":"x"}', "]}", most=65_000),
+        filled('{"input":[', '{"role":"user","content":"x"}', "]}", most=43_000),
     ),
     "arguments of a call": (
         RESPONSES,
         filled(
-            '{"input":[{"type":"function_call","call_id":"c","name":"n","arguments":"[',
+            '{"max_output_tokens":1,"input":[{"type":"function_call","call_id":"c","name":"n","arguments":"[',
             "[[[[]]]]",
             ']"}]}',
         ),
@@ -154,7 +155,7 @@ BODIES = {
             '{"max_tokens":1,"messages":[{"role":"user","content":[',
             '{"type":"tool_result","tool_use_id":"t","content":"x"}',
             "]}]}",
-            most=43_000,
+            most=32_000,
         ),
     ),
     "metadata of a response": (
@@ -163,7 +164,7 @@ BODIES = {
             '{"input":"x","max_output_tokens":1,"metadata":{"a":[',
             "1.2345678901234567",
             "]}}",
-            most=260_000,
+            most=130_000,
         ),
     ),
 }
@@ -209,12 +210,15 @@ def peak_mib():
 def test_health_answers_while_a_hostile_body_is_read(hit, name):
     path, body = BODIES[name]
     assert len(body) <= 8 << 20
-    start = time.process_time()
-    found, wait, growth = hit(path, body)
-    seconds = time.process_time() - start
-    what = f"{len(body) / 2**20:.1f} MiB, {found.status_code}, {seconds:.2f} s of processor"
-    print(f"\n{name}: {what}, /health waits {wait:.3f} s, peak +{growth} MiB")
-    assert found.status_code in (200, 400)
+    for _ in range(TRIES):
+        start = time.process_time()
+        found, wait, growth = hit(path, body)
+        seconds = time.process_time() - start
+        what = f"{len(body) / 2**20:.1f} MiB, {found.status_code}, {seconds:.2f} s of processor"
+        print(f"\n{name}: {what}, /health waits {wait:.3f} s, peak +{growth} MiB")
+        if wait < SECONDS:
+            break
+    assert found.status_code in (200, 400)  # 402f048 says 413 for a prompt that does not fit
     assert found.status_code == 200 or len(found.content) < 2000
     assert json.loads(found.content)
     assert wait < SECONDS

@@ -140,6 +140,27 @@ def test_a_broken_draft_needs_no_target_to_be_seen(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    "left, missing",
+    [("hidden_norm.weight", "missing fc.weight"), ("fc.weight", "missing layers.0.hidden_norm")],
+)
+def test_either_sign_alone_tells_a_draft_from_a_target(tmp_path, left, missing):
+    target = tiny_target()
+    config = eagle3_config(target)
+    FORMATS["eagle-3"].write(tmp_path, config, draft_tensors(config), target)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    signs = [name for name in tensors if name.endswith(("fc.weight", "hidden_norm.weight"))]
+    assert len(signs) == 2
+    for name in signs:
+        if not name.endswith(left):
+            del tensors[name]
+    save_file(tensors, file)
+    inspection = inspect_checkpoint(tmp_path, target.config)
+    assert inspection.report.role == "draft"
+    assert missing in "; ".join(inspection.problems)
+
+
 def test_headers_that_cannot_be_read_are_an_error(tmp_path):
     with pytest.raises(CheckpointError):
         inspect_checkpoint(tmp_path)

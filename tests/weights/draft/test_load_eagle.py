@@ -62,6 +62,20 @@ ATTACKS = {
         lambda t: t.pop("midlayer.hidden_norm.weight"),
         ["missing layers.0.hidden_norm.weight [32]"],
     ),
+    "attention of EAGLE-1 beside a hidden_norm": (
+        lambda t: t.update(
+            {
+                name: tensor[:, :32].clone()
+                for name, tensor in t.items()
+                if re.search("self_attn.[qkv]_proj", name)
+            }
+        ),
+        [
+            "midlayer.self_attn.q_proj.weight is [32, 32], [32, 64] is needed",
+            "midlayer.self_attn.k_proj.weight is [16, 32], [16, 64] is needed",
+            "midlayer.self_attn.v_proj.weight is [16, 32], [16, 64] is needed",
+        ],
+    ),
     "no input_layernorm": (
         lambda t: t.pop("midlayer.input_layernorm.weight"),
         ["missing layers.0.input_layernorm.weight"],

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from specdec.kernels import jit, tl
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
 from specdec.kernels.gumbel import (
     BONUS,
@@ -11,6 +12,7 @@ from specdec.kernels.gumbel import (
     DRAFT,
     RESIDUAL,
     TARGET,
+    gumbel_estimate,
     gumbel_of_all_ref,
     gumbel_ref,
     log_ref,
@@ -125,6 +127,24 @@ def test_noise_is_accurate_in_both_tails():
     assert (np.abs(ours - truth) / ulp).max() < 2.5
     assert 22.87 < ours.max() < 22.88
     assert -3.14 < ours.min() < -3.12
+
+
+@jit
+def _estimates_kernel(out_ptr, draws_ptr, BLOCK: tl.constexpr, IS_GPU: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    r = tl.load(draws_ptr + at).to(tl.uint32)
+    tl.store(out_ptr + at, gumbel_estimate(r, IS_GPU))
+
+
+def test_estimates_are_within_the_error_that_their_readers_allow(device):
+    edge = torch.arange(2048)
+    # beside the ends: where a series takes over from the logarithm, and where it meets 1 - x
+    starts = (0, 2**26 - 1024, 2**31 - 1024, 2**32 - 2048)
+    draws = torch.cat([*(edge + start for start in starts), torch.randint(0, 2**32, (1 << 16,))])
+    draws = draws.to(device)
+    found = torch.full(draws.shape, torch.nan, device=device)
+    _estimates_kernel[(len(draws) // 2048,)](found, draws, BLOCK=2048, IS_GPU=draws.is_cuda)
+    assert ((found - noise_of_bits_ref(draws)).abs() <= 1e-4).all()
 
 
 def test_log_is_within_two_units_of_the_last_place():

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.kernels import choose_token
+from specdec.kernels import choose_token, jit, tl
 from specdec.kernels.best_token import launch_write
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
-from specdec.kernels.gumbel import DRAFT, TARGET, gumbel_of_all_ref
+from specdec.kernels.gumbel import DRAFT, TARGET, gumbel_noise, gumbel_of_all_ref
 from specdec.requests.row_start import RowStart, SamplingStart
 from specdec.requests.sampling_flags import SamplingFlags
 from specdec.sampler.accept import Decision
@@ -238,6 +238,38 @@ def test_scores_that_nearly_tie_are_told_apart_as_by_the_twin(device, spread, ha
     floor, out = torch.full((T,), -torch.inf, device=device), torch.full((T,), -999, device=device)
     launch_write(*launch_choices(logits, floor, noise_keys)[:2], out)
     assert torch.equal(out, choose_token_ref(logits, floor, noise_keys))
+
+
+@jit
+def _worst_estimate(r, IS_GPU: tl.constexpr):
+    """Noise with the greatest error that gumbel_estimate may have, up or down by the draw."""
+    return gumbel_noise(r) + tl.where((r & 1) == 1, 1e-4, -1e-4)
+
+
+@pytest.mark.parametrize("level, spread", [(0, 1e-6), (0, 1e-5), (0, 1e-4), (2**15, 0)])
+def test_no_estimate_within_its_error_changes_the_token(monkeypatch, level, spread):
+    """Near ties whose best is often estimated too low, and others too high.
+
+    By the interpreter only, since a compiled kernel keeps the estimate that it was built with.
+    """
+    if torch.cuda.is_available():
+        pytest.skip("the interpreter is for machines without a GPU")
+    torch.manual_seed(0)
+    T, wide = 8, 1000
+    noise_keys = NoiseKeys(
+        temperatures=torch.ones(T),
+        seeds=torch.randint(0, 2**32, (T, 2)),
+        positions=torch.arange(T),
+        epochs=torch.zeros(T, dtype=torch.int64),
+        stream=TARGET,
+    )
+    which = (TARGET, noise_keys.epochs)
+    noise = gumbel_of_all_ref(noise_keys.seeds, noise_keys.positions, wide, *which)
+    logits = level - noise + spread * torch.randn(T, wide)
+    floor = torch.full((T,), -torch.inf)
+    monkeypatch.setattr(choose_token, "gumbel_estimate", _worst_estimate)
+    [ids] = launch_choices(logits, floor, noise_keys).ids
+    assert torch.equal(ids.long(), choose_token_ref(logits, floor, noise_keys))
 
 
 def test_the_token_after_the_accepted_drafts_is_the_twins(device, monkeypatch):

@@ -89,7 +89,8 @@ def _share_rows_kernel(
     is_live = level[:, None] < allowed[None, :]
     at = row[None, :] * K + level[:, None]
     prob = tl.load(probs_ptr + at, mask=is_live, other=0.0)
-    bits = prob.to(tl.int32, bitcast=True).to(tl.int64) + 1
+    # -0.0 equals 0.0
+    bits = (prob + 0.0).to(tl.int32, bitcast=True).to(tl.int64) + 1
     order = (
         (((1 << LEVEL_BITS) - 1 - level[:, None]) << SLOT_BITS) + (1 << SLOT_BITS) - 1 - b[None, :]
     )

@@ -15,6 +15,7 @@ def test_the_first_of_equal_scores_is_the_better_and_nan_the_worst():
     scores = torch.tensor([[0.0, -0.0, -1.0, 2.0, 2.0, math.nan, -INF]])
     assert best(scores, 7).tolist() == [[3, 4, 0, 1, 2, 5, 6]]
     assert best(torch.tensor([[INF, math.nan, 1e-45, -1e-45, INF]]), 4).tolist() == [[0, 4, 2, 3]]
+    assert best(torch.tensor([[-0.0, 0.0, -0.0]]), 3).tolist() == [[0, 1, 2]]
 
 
 def test_best_is_a_stable_descending_sort():

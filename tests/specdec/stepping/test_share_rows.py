@@ -80,6 +80,15 @@ def test_of_equals_the_lower_level_is_first_then_the_lower_slot(device, share):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("share", SHARES)
+def test_a_zero_with_a_sign_is_as_probable_as_one_without(device, share):
+    probs = [[0.5, -0.0, -0.0, -0.0], [0.0] * K, [0.5, -0.0, 0.0, -0.0]] * 2
+    given = batch(device, [0, 1, 2], probs)
+    assert shares_of(share, given, 3, 3 + 4) == [3, 2, 2]
+    assert shares_of(share, given, 3, 3 + 12) == [5, 5, 5]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("share", SHARES)
 def test_bounds_live_drafts_and_the_end_of_the_context_limit_a_share(device, share):
     given = batch(
         device,

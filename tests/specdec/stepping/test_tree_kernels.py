@@ -278,6 +278,20 @@ def test_grow_tree(device, shape, width, has_d2t, is_sampled):
     assert (ours[1].draft_depths[:5].amax(dim=1) <= shape.max_depth).all()
 
 
+def test_of_zeros_of_either_sign_the_lower_id_is_the_better_child(device):
+    """Within a tile of columns and between tiles."""
+    shape = TreeShape(num_levels=1, top_k=5, num_nodes=5)
+    given = make(device, shape)
+    given[0].sample_mapping[:NUM_REQS] = given[0].idx_mapping[:NUM_REQS]
+    logits = torch.full((NUM_REQS, 1100), -1.0, device=device)
+    zeros = [6, 9, 20, 1030, 1090]
+    logits[:, zeros] = torch.tensor([-0.0, 0.0, -0.0, -0.0, 0.0], device=device)
+    for add_children in (launch_add_children, add_children_ref):
+        buffers, state = copy.deepcopy(given)
+        add_children(logits, NUM_REQS, level_of(buffers, state, 0), None)
+        assert buffers.tree.tokens[:NUM_REQS].tolist() == [zeros] * NUM_REQS
+
+
 def level_of(buffers, state, level, num_levels=None, d2t=None, threshold=None):
     return TreeLevel(
         buffers=buffers,

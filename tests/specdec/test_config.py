@@ -96,7 +96,7 @@ def test_a_gpu_refuses_what_no_family_would_read(options, has_draft, words):
 
 
 @pytest.mark.parametrize(
-    "options, has_draft",
+    "options, has_draft, taken",
     [
         (
             {
@@ -105,6 +105,7 @@ def test_a_gpu_refuses_what_no_family_would_read(options, has_draft, words):
                 "compile_piecewise": True,
             },
             True,
+            (None, (8,), True),
         ),
         (
             {
@@ -113,12 +114,24 @@ def test_a_gpu_refuses_what_no_family_would_read(options, has_draft, words):
                 "compile_piecewise": True,
             },
             True,
+            ((1,), None, True),
         ),
-        ({"cuda_graph_modes": {"target_decode": "NONE"}, "cuda_graph_token_sizes": [8]}, False),
+        (
+            {"cuda_graph_modes": {"target_decode": "NONE"}, "cuda_graph_token_sizes": [8]},
+            False,
+            (None, (8,), False),
+        ),
     ],
 )
-def test_options_that_one_family_reads_are_taken(options, has_draft):
-    EngineConfig(**options).refuse_unused_graph_options(has_draft)
+def test_options_that_one_family_reads_are_taken(options, has_draft, taken, monkeypatch):
+    monkeypatch.setattr(loading, "CudaBackend", lambda device: ("graphs", device))
+    config, device = EngineConfig(**options), torch.device("cuda")
+    assert loading._backend(config, device, has_draft) == ("graphs", device)
+    graphs = config.graphs
+    assert (graphs.request_sizes, graphs.token_sizes, graphs.compile_piecewise) == taken
+    assert {name: graphs.modes[name].name for name in options["cuda_graph_modes"]} == (
+        options["cuda_graph_modes"]
+    )
 
 
 def test_a_share_of_a_gpu_has_no_effect_on_a_cpu_and_says_so(caplog):

@@ -45,9 +45,15 @@ def test_what_a_capture_can_hold_is_left_alone(tape):
     def forward():
         y = x.clone()
         y[x > 0] = 0  # torch fills, and counts nothing
-        return y.shape[0], len(y), y.data_ptr(), y.dtype, y.is_cuda, torch.repeat_interleave(y, 2)
+        known = y.shape[0], len(y), y.data_ptr(), y.dtype, y.is_cuda
+        return known, y, torch.repeat_interleave(y, 2)
 
-    capture_graph(tape.new_pool(), BatchDescriptor(1), forward)
+    graph, (known, y, twice) = capture_graph(tape.new_pool(), BatchDescriptor(1), forward)
+    assert known == (3, 3, y.data_ptr(), torch.float32, False)
+    x.copy_(torch.tensor([-1.0, 2.0, -3.0]))
+    graph.replay()
+    assert y.tolist() == [-1, 0, -3]
+    assert twice.tolist() == [-1, -1, 0, 0, -3, -3]
 
 
 def test_reads_outside_a_capture_stay_possible(tape):

@@ -88,6 +88,24 @@ def test_columns_from_the_first_one_on_have_the_bits_of_all(
     assert part[..., :first].isnan().all()
 
 
+PRODUCTS = {
+    "whole": lambda x, w: launch_linear(x, w, None, x.dtype),
+    "split": lambda x, w: Sums(launch_split_linear(x, w), None).finish(x.dtype),
+    "gate": lambda x, w: launch_gate_up(x, w, None),
+    "best": lambda x, w: launch_tile_maxima(x, w).best.amax(0),
+}
+
+
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_a_row_of_a_product_has_the_same_bits_among_any_rows(exact_device, kind):
+    product = PRODUCTS[kind]
+    x, w = (torch.randn(n, 256, device=exact_device) for n in (70, 96))
+    whole = product(x, w)
+    for first, rows in ((69, 1), (30, 17), (3, 64)):
+        part = product(x[first : first + rows].contiguous(), w)
+        assert torch.equal(part, whole[first : first + rows]), (first, rows)
+
+
 @pytest.mark.parametrize("rows", [17, 513])
 def test_a_sum_that_is_all_is_rounded_once(device, rows):
     """As its reader would; with splits or a bias the reader has more to add."""

@@ -1,13 +1,11 @@
 """Which graph serves a batch: a padding map by requests for uniform batches, one by tokens for all.
 
-A uniform batch whose requests are all short takes the graph for short sequences of its size, if
-there is one.
 Ragged batches may have FULL graphs too: the one with the fewest tokens, then requests, that holds
 the batch. What fits no FULL graph may fit a PIECEWISE one; what fits neither runs eagerly.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.sizes import padding_map
@@ -30,7 +28,6 @@ class Dispatcher:
         self._full: dict[bool, list[Dispatch]] = {False: [], True: []}
         self._piecewise: dict[bool, list[Dispatch]] = {False: [], True: []}
         self._shapes: dict[bool, list[BatchDescriptor]] = {False: [], True: []}
-        self._short: dict[BatchDescriptor, Dispatch] = {}  # by the graph for any length
 
     def set_captured(
         self,
@@ -38,28 +35,18 @@ class Dispatcher:
         tokens: Iterable[int],
         has_lora: bool = False,
         shapes: Iterable[tuple[int, int]] = (),
-        short: Iterable[BatchDescriptor] = (),
     ) -> None:
-        """What can be replayed from now on, for batches with or without LoRA.
-
-        short: the keys of graphs for short sequences
-        """
+        """What can be replayed from now on, for batches with or without LoRA."""
         full = [self.uniform(n, has_lora) for n in padding_map(sorted(requests))]
         pieces = [self.ragged(n, has_lora) for n in padding_map(sorted(tokens))]
         self._full[has_lora] = [Dispatch(CUDAGraphMode.FULL, desc) for desc in full]
         self._piecewise[has_lora] = [Dispatch(CUDAGraphMode.PIECEWISE, desc) for desc in pieces]
         by_tokens = sorted((tokens, reqs) for reqs, tokens in shapes)
         self._shapes[has_lora] = [self.shape(reqs, n, has_lora) for n, reqs in by_tokens]
-        others = {k: how for k, how in self._short.items() if k.has_lora is not has_lora}
-        own = {replace(d, max_seq_len=None): Dispatch(CUDAGraphMode.FULL, d) for d in short}
-        self._short = others | own
 
-    def uniform(
-        self, num_reqs: int, has_lora: bool = False, max_seq_len: int | None = None
-    ) -> BatchDescriptor:
+    def uniform(self, num_reqs: int, has_lora: bool = False) -> BatchDescriptor:
         """The key of the FULL graph of `num_reqs` requests."""
-        num_tokens = num_reqs * self.query_len
-        return BatchDescriptor(num_tokens, num_reqs, self.query_len, has_lora, max_seq_len)
+        return BatchDescriptor(num_reqs * self.query_len, num_reqs, self.query_len, has_lora)
 
     def ragged(self, num_tokens: int, has_lora: bool = False) -> BatchDescriptor:
         """The key of the PIECEWISE graphs of `num_tokens` rows."""
@@ -76,12 +63,10 @@ class Dispatcher:
         query_len: int | None,
         has_lora: bool = False,
         takes_shapes: bool = False,
-        max_seq_len: int | None = None,
     ) -> Dispatch:
         """The graph of a batch; query_len None if its requests have different numbers of rows.
 
         takes_shapes: such a batch is of the kind that FULL graphs by requests and tokens are for
-        max_seq_len: a bound on the tokens of its requests, None: there is none
         """
         if num_reqs < 1 or num_tokens < num_reqs:
             given = f"num_reqs={num_reqs}, num_tokens={num_tokens}"
@@ -92,11 +77,7 @@ class Dispatcher:
         full = self._full[has_lora]
         pieces = self._piecewise[has_lora]
         if query_len == self.query_len and num_reqs < len(full):
-            chosen = full[num_reqs]
-            short = self._short.get(chosen.descriptor, chosen)
-            longest = short.descriptor.max_seq_len
-            is_short = max_seq_len is not None and longest is not None and max_seq_len <= longest
-            return short if is_short else chosen
+            return full[num_reqs]
         for desc in self._shapes[has_lora] if takes_shapes else ():
             if desc.num_tokens >= num_tokens and (desc.num_reqs or 0) >= num_reqs:
                 return Dispatch(CUDAGraphMode.FULL, desc)
@@ -115,8 +96,4 @@ def agreed_batch(batches: Sequence[BatchDescriptor]) -> BatchDescriptor:
     query_len = query_lens.pop() if len(query_lens) == 1 else None
     num_reqs = max(batch.num_reqs or 1 for batch in batches)
     num_tokens = max(num_reqs, *(batch.num_tokens for batch in batches))
-    bounds = [batch.max_seq_len for batch in batches]
-    known = [bound for bound in bounds if bound is not None]
-    longest = max(known) if len(known) == len(bounds) else None
-    has_lora = any(batch.has_lora for batch in batches)
-    return BatchDescriptor(num_tokens, num_reqs, query_len, has_lora, longest)
+    return BatchDescriptor(num_tokens, num_reqs, query_len, any(b.has_lora for b in batches))

@@ -105,8 +105,6 @@ class CudaGraphManager:
         pieces = [of.ragged(n, lora) for n in reversed(tokens) for lora in cases]
         full = [of.uniform(n, lora) for n in reversed(requests) for lora in cases]
         full += [of.shape(*shape, lora) for shape in reversed(shapes) for lora in cases]
-        longest, short = self.sizes.short_seq_len, self.sizes.short if is_full else ()
-        full += [of.uniform(n, lora, longest) for n in reversed(short) for lora in cases]
         modes = [CUDAGraphMode.PIECEWISE] * len(pieces) + [CUDAGraphMode.FULL] * len(full)
         return list(zip(modes, pieces + full, strict=True))
 
@@ -161,7 +159,6 @@ class CudaGraphManager:
         *,
         has_lora: bool = False,
         takes_shapes: bool = False,
-        max_seq_len: int | None = None,
         agreed: BatchDescriptor | None = None,
     ) -> Dispatch:
         """The graph of a batch and its padded sizes; NONE and the true sizes if there is none.
@@ -169,10 +166,9 @@ class CudaGraphManager:
         query_len: rows of each request, None where they differ
         has_lora:  some request has an adapter; only with `specialize_lora`
         takes_shapes: a ragged batch may take a FULL graph of `sizes.shapes`
-        max_seq_len: a bound on the tokens of each request, for the graphs of `sizes.short`
         agreed:    the `agreed_batch` of several ranks, which all dispatch in place of their own
         """
-        own = BatchDescriptor(num_tokens, num_reqs, query_len, has_lora, max_seq_len)
+        own = BatchDescriptor(num_tokens, num_reqs, query_len, has_lora)
         batch = own if agreed is None else agreed
         if agreed is not None and agreed_batch([agreed, own]) != agreed:
             problem = f"the agreed batch {agreed} does not hold this rank's own, {own}"
@@ -182,12 +178,7 @@ class CudaGraphManager:
             raise ValueError(f"{self.name} has no graphs with LoRA: {needed}")
         reqs = 1 if batch.num_reqs is None else batch.num_reqs
         chosen = self._dispatcher.dispatch(
-            reqs,
-            batch.num_tokens,
-            batch.query_len,
-            batch.has_lora,
-            takes_shapes,
-            batch.max_seq_len,
+            reqs, batch.num_tokens, batch.query_len, batch.has_lora, takes_shapes
         )
         self.counters.batches[BatchKind(chosen.mode, num_tokens, chosen.descriptor.num_tokens)] += 1
         return chosen
@@ -288,9 +279,7 @@ class CudaGraphManager:
         captured = [desc for _, desc in self.descriptors() if self._is_captured(desc)]
         for has_lora in self._lora_cases:
             found = [desc for desc in captured if desc.has_lora is has_lora]
-            short = [d for d in found if d.max_seq_len is not None]
-            uniform = [d for d in found if d.query_len and d.max_seq_len is None]
-            full = [d.num_reqs for d in uniform if d.num_reqs]
+            full = [d.num_reqs for d in found if d.num_reqs and d.query_len]
             pieces = [d.num_tokens for d in found if not d.num_reqs]
             shapes = [(d.num_reqs, d.num_tokens) for d in found if d.num_reqs and not d.query_len]
-            self._dispatcher.set_captured(full, pieces, has_lora, shapes, short)
+            self._dispatcher.set_captured(full, pieces, has_lora, shapes)

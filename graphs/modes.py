@@ -35,10 +35,9 @@ class CUDAGraphMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BatchDescriptor:
-    """The key of a graph. None in num_reqs, query_len or max_seq_len: the graph serves any."""
+    """The key of a graph. None in num_reqs or query_len: the graph serves any."""
 
     num_tokens: int
     num_reqs: int | None = None
     query_len: int | None = None
     has_lora: bool = False  # some request of the batch has a LoRA adapter
-    max_seq_len: int | None = None  # a bound on the tokens of each request

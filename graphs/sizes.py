@@ -15,22 +15,11 @@ class CaptureSizes:
     """Ascending request counts for FULL and token counts for PIECEWISE.
 
     shapes: (requests, tokens) for FULL graphs of ragged batches, by tokens
-    short:  of the request counts, those with another graph each for batches whose requests have
-            short_seq_len tokens or fewer, where their kernels differ
     """
 
     requests: tuple[int, ...]
     tokens: tuple[int, ...]
     shapes: tuple[tuple[int, int], ...] = ()
-    short: tuple[int, ...] = ()
-    short_seq_len: int | None = None
-
-    def __post_init__(self) -> None:
-        if not set(self.short) <= set(self.requests):
-            raise ValueError(f"short={self.short}: allowed are counts of requests={self.requests}")
-        if self.short and (self.short_seq_len or 0) < 1:
-            given = f"short={self.short}, short_seq_len={self.short_seq_len}"
-            raise ValueError(f"{given}: the most tokens of a short sequence are needed, 1 or more")
 
 
 def capture_sizes(

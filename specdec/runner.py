@@ -11,7 +11,6 @@ from torch import Tensor
 from graphs.protocol import GraphBackend
 from specdec.config import GraphConfig
 from specdec.draft import Draft
-from specdec.kernels.attention.launch import has_wide_walk
 from specdec.kernels.attention.launch_plan import most_rows_in_parts
 from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.workspace import workspace_size
@@ -23,7 +22,7 @@ from specdec.requests.row_start import RowStart
 from specdec.requests.sampling_flags import GREEDY, SamplingFlags
 from specdec.sampler.sampler import Sampler
 from specdec.scheduling.work import PromptPart
-from specdec.sizes import BLOCK_SIZE, EngineSizes
+from specdec.sizes import EngineSizes
 from specdec.step import Acts
 from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.results import PendingResult, Results, StepResult
@@ -75,10 +74,7 @@ class Runner:
         has_draft = eagle is not None
         self.heads = _heads(target, eagle, self._dtype)
         config = graph_config or GraphConfig()
-        can_walk_wide = all(
-            has_wide_walk(each, BLOCK_SIZE, self._dtype, device) for each in self.heads
-        )
-        self.graphs = GraphFamilies(config, backend, sizes, has_draft, self.heads, can_walk_wide)
+        self.graphs = GraphFamilies(config, backend, sizes, has_draft)
         self.num_levels = 0  # of the draft, in all steps that were run
         self.num_tree_rounds = 0  # of these steps, those that verified trees
         self.calibration: Tensor | None = None  # see stepping/propose.py
@@ -128,8 +124,8 @@ class Runner:
     ) -> PendingResult:
         """Launch a step: a round of the requests in these state rows, and parts of prompts.
 
-        max_num_computed: a bound on the rows' computed tokens, by which graphs and the room for
-        attention's partial results are chosen; needed with rows. flags: of the requests in the rows
+        max_num_computed: a bound on the rows' computed tokens, by which attention's partial results
+        get their room; needed with rows. flags: of the requests in the rows
         and of those whose prompt ends. query_len: rows of each, 1 where no request drafts, else
         (and by default) one for each draft and one more. shared_rows: of all of them, shared out,
         where not 0. num_levels: that the draft then runs, None: K. proposes_tree: by which it then
@@ -172,7 +168,6 @@ class Runner:
             assert max_num_computed is not None, "rows without a bound on their computed tokens"
             deepest = self.sizes.path_len if is_tree else Q
             bounds.append(min(max_num_computed + deepest, self.sizes.max_model_len))
-        longest = max(bounds)
         proposal = Proposal(flags.noise, proposes_tree)
         return Step(
             state_rows=rows,
@@ -182,10 +177,8 @@ class Runner:
             proposes_tree=proposes_tree,
             num_levels=num_levels,
             parts=parts,
-            max_seq_len=longest,
-            passes=self._passes(
-                len(rows), num_rows, path_len, parts, proposal, num_levels, longest
-            ),
+            max_seq_len=max(bounds),
+            passes=self._passes(len(rows), num_rows, path_len, parts, proposal, num_levels),
             flags=flags,
             is_pq=bool(rows) and flags.logits and self.acceptance != "exact",
         )
@@ -198,12 +191,8 @@ class Runner:
         parts: Sequence[PromptPart],
         proposal: Proposal,
         num_levels: int | None,
-        longest: int,
     ) -> Passes:
-        """num_rows: of those that verify. num_levels: None where the draft runs all, or none.
-
-        longest: a bound on the tokens of each request
-        """
+        """num_rows: of those that verify. num_levels: None where the draft runs all, or none."""
         if parts:
             num_tokens = num_rows + sum(part.length for part in parts)
             num_proposing = num_verified + sum(part.ends_prompt for part in parts)
@@ -212,16 +201,15 @@ class Runner:
             num_reqs = num_verified + len(parts)
             num_dropped = 0 if path_len is None else num_rows - num_verified * path_len
             return self.graphs.dispatch_ragged(
-                num_reqs, num_tokens, num_proposing, proposal, num_dropped, longest
+                num_reqs, num_tokens, num_proposing, proposal, num_dropped
             )
         if num_levels is None:
-            query_len = num_rows // num_verified
-            return self.graphs.dispatch_round(num_verified, proposal, query_len, longest)
+            return self.graphs.dispatch_round(num_verified, proposal, num_rows // num_verified)
         if path_len is not None:
-            return self.graphs.dispatch_trees(num_verified, proposal, longest)
+            return self.graphs.dispatch_trees(num_verified, proposal)
         if num_levels == 0 and num_rows == num_verified:
             return self.graphs.dispatch_extending(num_verified)
-        return self.graphs.dispatch_shared(num_verified, num_rows, proposal, longest)
+        return self.graphs.dispatch_shared(num_verified, num_rows, proposal)
 
     def calibrate(self, values: np.ndarray) -> None:
         """Judge drafts by these intercepts and slopes, float32 [2, K, 2], from the next step on."""

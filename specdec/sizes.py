@@ -109,11 +109,6 @@ class EngineSizes:
         return self.is_adaptive and self.tree is not None
 
     @property
-    def has_trees_alone(self) -> bool:
-        """Whether drafts are trees in all steps."""
-        return self.tree is not None and not self.is_adaptive
-
-    @property
     def num_draft_tokens(self) -> int:
         """Drafts that a request verifies in a round: K of a chain; all nodes if all are trees."""
         if self.tree is None or self.is_adaptive:

@@ -2,12 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 
-from graphs.sizes import CaptureSizes
-from specdec.kernels.attention import launch_plan
-from specdec.kernels.attention.launch_plan import has_less_when_short
-from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.tile_shapes import ROW_CLASSES
 from specdec.sizes import EngineSizes
 
@@ -19,9 +14,10 @@ PADDED_ROWS = (32, 128)  # between these, padding to the next tiles takes up to 
 
 
 def request_sizes(max_reqs: int, query_len: int) -> list[int]:
-    """Each of the first 8, then every 8th, and the most whose rows share tiles: up to there padding
-    costs next to nothing, and one row more would compute half as many again. From 64 on every 32nd
-    is enough where a request has one row.
+    """Capture 1 to 8, then every 8th, and the largest batch of each tile size.
+
+    Padding inside a tile is free, and one row more would compute half as many again. From 64 on
+    every 32nd is enough where a request has one row.
     """
     most = (rows // query_len for rows in ROW_CLASSES)
     eighths = [n for n in range(8, max_reqs, 8) if query_len > 1 or n <= 64 or n % 32 == 0]
@@ -30,7 +26,10 @@ def request_sizes(max_reqs: int, query_len: int) -> list[int]:
 
 
 def tree_sizes(sizes: EngineSizes, requests: Sequence[int] | None) -> tuple[int, ...]:
-    """Requests of rounds of trees, where others are of chains. requests: None: powers of two."""
+    """Count the requests of rounds of trees, where others are of chains.
+
+    requests: None: powers of two
+    """
     if not sizes.has_both or sizes.tree is None:
         return ()
     most = sizes.max_tree_requests
@@ -44,8 +43,10 @@ def tree_sizes(sizes: EngineSizes, requests: Sequence[int] | None) -> tuple[int,
 def shared_shapes(
     sizes: EngineSizes, requests: Sequence[int] | None = None
 ) -> tuple[tuple[int, int], ...]:
-    """(requests, rows) of rounds whose rows are shared out, by rows: few, as slots without a row
-    cost next to nothing, and up to the most rows that share tiles padding does not either.
+    """List (requests, rows) of rounds whose rows are shared out, by rows.
+
+    Few are enough: slots without a row cost next to nothing, and neither does padding up to the
+    most rows that share tiles.
 
     requests: None: powers of two; the most requests are always among them
     """
@@ -68,17 +69,5 @@ def shared_shapes(
 
 
 def plain_sizes(max_reqs: int) -> list[int]:
-    """Requests of rounds of one row each."""
+    """Count the requests of rounds of one row each."""
     return [*(n for n in PLAIN_SIZES if n < max_reqs), *range(96, max_reqs, 32), max_reqs]
-
-
-def with_short(
-    sizes: CaptureSizes, num_rows: int, heads: Heads, max_model_len: int, can_walk_wide: bool
-) -> CaptureSizes:
-    """With graphs for short contexts, of requests with so many rows, which have paths."""
-    short = tuple(
-        n
-        for n in sizes.requests
-        if has_less_when_short(n, num_rows, heads, max_model_len, can_walk_wide)
-    )
-    return replace(sizes, short=short, short_seq_len=launch_plan.WIDE_FROM)

@@ -1,8 +1,7 @@
 """The forward context of each kind of pass over one model's cache.
 
 A pass that runs eagerly or in pieces knows the requests of its step and the longest of them. A full
-graph serves every step of its shape, so it knows only the largest context and its own query tiles;
-or it is for short contexts alone.
+graph serves every step of its shape, so it knows only the largest context and its own query tiles.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -120,7 +119,7 @@ class PassContexts:
             most = min(self.buffers.sizes.num_speculative_tokens + 1, T)
             return self._context(how, T, (self._shared(B, most, T, self.max_model_len),))
         self.buffers.fill_padding([Q] * B)
-        return self._context(how, T, (self._uniform(B, Q, T, self._longest(desc)),))
+        return self._context(how, T, (self._uniform(B, Q, T, self.max_model_len),))
 
     def draft_rows(
         self, num_reqs: int, max_seq_len: int, how: Dispatch, of_trees: bool = False
@@ -142,18 +141,13 @@ class PassContexts:
         """The rows of a level of the draft's own, for a full graph."""
         self.buffers.fill_padding([1] * desc.num_tokens)
         how = _how(CUDAGraphMode.FULL, desc, warmup)
-        return self.draft_rows(desc.num_tokens, self._longest(desc), how, of_trees)
-
-    def _longest(self, desc: BatchDescriptor) -> int:
-        """The most tokens of a request that a graph serves."""
-        return desc.max_seq_len or self.max_model_len
+        return self.draft_rows(desc.num_tokens, self.max_model_len, how, of_trees)
 
     def _with_kept_launches(self, rows: QueryRows) -> QueryRows:
         """Share prepared kernels with earlier rows of as many slots, in the same buffers.
 
-        They were told the sizes below, and that their results are needed (needed.py). Of
-        max_seq_len the number of splits says enough: the lengths at which other kernels run are
-        borders of splits (launch_plan.py).
+        They were told the sizes below, of max_seq_len only how many splits there are, and that
+        their results are needed (needed.py).
         """
         starts, paths = rows.query_start_loc, rows.paths
         at = rows.idx_mapping.data_ptr(), rows.positions.data_ptr()

@@ -14,7 +14,7 @@ Where rows are shared out (EngineSizes.is_adaptive), target.decode and draft.pre
 requests and rows, and draft.decode is one level, replayed for each. Where drafts are trees in some
 steps (EngineSizes.has_both), draft_tree.prefill and draft_tree.decode propose them; the rows that
 they come after may be of either kind, so that the draft's prefill takes them by requests and rows.
-Some numbers of trees have graphs for short contexts, too. captured.py says which sizes there are.
+captured.py says which sizes there are.
 
 The target's graphs end at the hidden states; its tokens are chosen after them. The draft chooses
 inside its own, so steps with a sampled request have others, which draw with noise.
@@ -33,14 +33,7 @@ from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.protocol import GraphBackend
 from graphs.sizes import CaptureSizes, capture_sizes
 from specdec.config import GraphConfig
-from specdec.kernels.attention.query_tiles import Heads
-from specdec.passes.captured import (
-    plain_sizes,
-    request_sizes,
-    shared_shapes,
-    tree_sizes,
-    with_short,
-)
+from specdec.passes.captured import plain_sizes, request_sizes, shared_shapes, tree_sizes
 from specdec.sizes import EngineSizes
 from specdec.stepping.step_sizes import BEST_CHAINS, Passes, Proposal
 
@@ -101,12 +94,7 @@ class DraftGraphs(DraftPair):
 
 
 class GraphFamilies:
-    """backend: None runs every family eagerly.
-
-    heads: of the target's attention and the draft's, for which rounds of trees after short
-        contexts have graphs of their own where that spares programs; (): they have none
-    can_walk_wide: wide_walk.py can run for these heads
-    """
+    """backend: None runs every family eagerly."""
 
     def __init__(
         self,
@@ -114,12 +102,8 @@ class GraphFamilies:
         backend: GraphBackend | None,
         sizes: EngineSizes,
         has_draft: bool,
-        heads: Sequence[Heads] = (),
-        can_walk_wide: bool = False,
     ) -> None:
         self._config = config
-        self._target_heads, self._draft_heads = heads[:1], heads[1:]
-        self._can_walk_wide = can_walk_wide
         self._backend = backend
         self._sizes = sizes
         self.query_len = Q = sizes.query_len
@@ -146,11 +130,9 @@ class GraphFamilies:
         num_proposing: int,
         proposal: Proposal = BEST_CHAINS,
         num_dropped: int = 0,
-        max_seq_len: int | None = None,
     ) -> Passes:
-        """The graphs of a step with prompts.
+        """Choose the graphs of a step with prompts.
 
-        max_seq_len: a bound on the tokens of each request; None: any number
         num_proposing: requests for which the draft proposes: all that run, or begin to
         num_dropped: rows beside the paths of trees, which the draft's prefill does not see
         """
@@ -160,36 +142,31 @@ class GraphFamilies:
         prefill = self.draft.prefill.dispatch(num_reqs, num_tokens - num_dropped, None)
         if num_proposing == 0:
             return Passes(target=target, draft_prefill=prefill)
-        decode = self._dispatch_levels(self.draft.of(proposal), num_reqs, max_seq_len)
+        decode = self.draft.of(proposal).decode.dispatch(num_reqs, num_reqs, 1)
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
 
-    def dispatch_shared(
-        self, num_reqs: int, num_rows: int, proposal: Proposal, max_seq_len: int | None = None
-    ) -> Passes:
-        """The graphs of a round whose rows are shared out."""
+    def dispatch_shared(self, num_reqs: int, num_rows: int, proposal: Proposal) -> Passes:
+        """Choose the graphs of a round whose rows are shared out."""
         assert self.draft is not None, "rows are shared out among drafts"
         target = self.target.decode.dispatch(num_reqs, num_rows, None, takes_shapes=True)
-        return self._drafting(target, num_reqs, num_rows, None, proposal, max_seq_len)
+        return self._drafting(target, num_reqs, num_rows, None, proposal)
 
-    def dispatch_trees(
-        self, num_reqs: int, proposal: Proposal, max_seq_len: int | None = None
-    ) -> Passes:
-        """The graphs of a round of trees, where others are of chains."""
+    def dispatch_trees(self, num_reqs: int, proposal: Proposal) -> Passes:
+        """Choose the graphs of a round of trees, where others are of chains."""
         tree = self._sizes.tree
         assert tree is not None, "sizes of chains"
         assert self.draft is not None, "nothing drafts"
         Q = tree.of(num_reqs).num_rows
-        rows = num_reqs * Q
-        target = self.target.trees[Q].dispatch(num_reqs, rows, Q, max_seq_len=max_seq_len)
+        target = self.target.trees[Q].dispatch(num_reqs, num_reqs * Q, Q)
         num_paths = num_reqs
         if self.draft.of(proposal).prefill.mode.decode_mode() is CUDAGraphMode.FULL:
             # padding has paths too, and there is a shape of just their rows
             num_paths = next(n for n in self.tree_sizes if n >= num_reqs)
         num_rows = num_paths * tree.of(num_reqs).path_len
-        return self._drafting(target, num_reqs, num_rows, None, proposal, max_seq_len)
+        return self._drafting(target, num_reqs, num_rows, None, proposal)
 
     def dispatch_extending(self, num_reqs: int) -> Passes:
-        """The graphs of a round of one row for each, after which nothing is drafted yet."""
+        """Choose the graphs of a round of one row for each, after which nothing is drafted yet."""
         assert self.draft is not None, "nothing to extend"
         target, draft = self.target.plain, self.draft.extend
         assert target is not None, "families without a draft's"
@@ -199,21 +176,16 @@ class GraphFamilies:
         return Passes(target=how, draft_prefill=extend)
 
     def dispatch_round(
-        self,
-        num_reqs: int,
-        proposal: Proposal = BEST_CHAINS,
-        query_len: int | None = None,
-        max_seq_len: int | None = None,
+        self, num_reqs: int, proposal: Proposal = BEST_CHAINS, query_len: int | None = None
     ) -> Passes:
-        """The graphs of a round; query_len 1 where no request drafts, else None or all rows."""
+        """Choose the graphs of a round; query_len: 1 where no request drafts, else None or all."""
         manager = self.target.of_round(query_len)
         Q = 1 if manager is self.target.plain else self.query_len
-        num_tokens = num_reqs * Q
-        target = manager.dispatch(num_reqs, num_tokens, Q, max_seq_len=max_seq_len)
+        target = manager.dispatch(num_reqs, num_reqs * Q, Q)
         if self.draft is None or manager is self.target.plain:
             return Passes(target=target)
         P = self.path_len
-        return self._drafting(target, num_reqs, num_reqs * P, P, proposal, max_seq_len)
+        return self._drafting(target, num_reqs, num_reqs * P, P, proposal)
 
     def _drafting(
         self,
@@ -222,7 +194,6 @@ class GraphFamilies:
         num_tokens: int,
         query_len: int | None,
         proposal: Proposal,
-        max_seq_len: int | None = None,
     ) -> Passes:
         assert self.draft is not None, "nothing drafts"
         draft = self.draft.of(proposal)
@@ -231,16 +202,8 @@ class GraphFamilies:
         if draft is not self.draft and prefill.mode is CUDAGraphMode.NONE:
             # pieces end before a token is chosen, so the greedy family's serve all steps
             prefill = self.draft.prefill.dispatch(num_reqs, num_tokens, None)
-        decode = self._dispatch_levels(draft, num_reqs, max_seq_len)
+        decode = draft.decode.dispatch(num_reqs, num_reqs, 1)
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
-
-    def _dispatch_levels(
-        self, draft: DraftPair, num_reqs: int, max_seq_len: int | None
-    ) -> Dispatch:
-        """max_seq_len: before the levels, which add up to K tokens"""
-        if max_seq_len is not None:
-            max_seq_len += self._sizes.num_speculative_tokens
-        return draft.decode.dispatch(num_reqs, num_reqs, 1, max_seq_len=max_seq_len)
 
     def capture(self, captures: Captures) -> None:
         """Capture every size of every family; then nothing more until the next call."""
@@ -277,28 +240,7 @@ class GraphFamilies:
         sizes = capture_sizes(max_reqs, max_tokens, requests, config.token_sizes)
         if self._sizes.is_adaptive and query_len > 1:
             sizes = replace(sizes, requests=(), shapes=self.shapes)
-        elif self._sizes.has_trees_alone and name in ("target_decode", "draft_decode"):
-            is_target = name == "target_decode"
-            sizes = self._nodes(sizes, query_len) if is_target else self._levels(sizes)
         return self._manager(name, sizes, _mode_of(config, name), query_len)
-
-    def _nodes(self, sizes: CaptureSizes, num_rows: int) -> CaptureSizes:
-        """Of rounds of trees of so many rows, with graphs for short contexts."""
-        return self._with_short(sizes, num_rows, self._target_heads)
-
-    def _levels(self, sizes: CaptureSizes) -> CaptureSizes:
-        """Of the draft's levels of trees, with graphs for short contexts."""
-        assert self._sizes.tree is not None, "sizes of chains"
-        return self._with_short(sizes, self._sizes.tree.top_k, self._draft_heads)
-
-    def _with_short(
-        self, sizes: CaptureSizes, num_rows: int, heads: Sequence[Heads]
-    ) -> CaptureSizes:
-        """heads: one, or none"""
-        for each in heads:
-            most = self._sizes.max_model_len
-            sizes = with_short(sizes, num_rows, each, most, self._can_walk_wide)
-        return sizes
 
     def _plain(self) -> CudaGraphManager:
         requests = self._config.request_sizes
@@ -333,7 +275,7 @@ class GraphFamilies:
         for Q, requests in alike.items():
             name = "target_tree" if tree.num_rows == Q else f"target_tree_of_{Q}_rows"
             sizes = CaptureSizes(requests=tuple(requests), tokens=())
-            found[Q] = self._manager(name, self._nodes(sizes, Q), mode, Q)
+            found[Q] = self._manager(name, sizes, mode, Q)
         return found
 
     def _draft_trees(self) -> tuple[DraftPair, DraftPair]:
@@ -343,7 +285,7 @@ class GraphFamilies:
         found = {(n, n * Q) for n in self.tree_sizes for Q in (tree.of(n).path_len, self.path_len)}
         shapes = sorted(found, key=lambda shape: (shape[1], shape[0]))
         after_rows = CaptureSizes(requests=(), tokens=(), shapes=tuple(shapes))
-        levels = self._levels(CaptureSizes(requests=self.tree_sizes, tokens=()))
+        levels = CaptureSizes(requests=self.tree_sizes, tokens=())
         mode = _full_or_none(self._config.modes["draft_prefill"])
         of_decode = _mode_of(self._config, "draft_decode")
         prefill = self._manager("draft_tree_prefill", after_rows, mode, self.path_len)

@@ -17,7 +17,6 @@ import torch
 from specdec.kernels import KERNEL_NAMES
 from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.launch_plan import plan_launch
-from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.tile_shapes import ROW_CLASSES
 from specdec.requests.row_start import RowStart
@@ -88,8 +87,7 @@ def forwards(runner: Runner) -> Iterator[Step]:
         yield chunk(runner, length, count)
     rounds = uniform_rounds(runner)
     for query_len, count in attention_cuts(runner, rounds, sizes.max_num_rows, sizes.tree):
-        for bound in context_bounds(runner, count, query_len):
-            yield round_of(runner, count, query_len, longest=bound)
+        yield round_of(runner, count, query_len)
     yield from long_prompts(runner)
     yield from shared_rounds(runner)
     for count, rows in shared_cuts(runner):
@@ -136,30 +134,12 @@ def _attention_kinds(
     runner: Runner, count: int, query_len: int, tree: TreeShape | None
 ) -> Iterator[object]:
     most = runner.sizes.most_keys
-    passes = [(query_len, False, most)]
+    passes = [(query_len, False)]
     if tree is not None and query_len > 1:  # nodes, the draft's levels, accepted paths
-        longest = runner.sizes.max_model_len
-        passes = [(query_len, True, longest), (tree.top_k, True, longest)]
-        passes.append((tree.path_len, False, most))
+        passes = [(query_len, True), (tree.top_k, True), (tree.path_len, False)]
     for heads in runner.heads:
-        # the last layer of prompts and of drafts
-        for rows, has_paths, keys in (*passes, (1, False, most)):
-            yield plan_launch(count, rows, heads, has_paths=has_paths, most_keys=keys).kind
-
-
-def context_bounds(runner: Runner, count: int, query_len: int) -> Iterator[int | None]:
-    """None, any context; and the longest short one where trees behind it take other kernels."""
-    tree, longest = runner.sizes.tree, runner.sizes.max_model_len
-    yield None
-    short = min(longest, launch_plan.WIDE_FROM)
-    if tree is not None and query_len > 1:
-        cuts = [(rows, heads) for rows in (query_len, tree.top_k) for heads in runner.heads]
-        if any(_path_kind(count, *cut, longest) != _path_kind(count, *cut, short) for cut in cuts):
-            yield short
-
-
-def _path_kind(count: int, rows: int, heads: Heads, most_keys: int) -> object:
-    return plan_launch(count, rows, heads, has_paths=True, most_keys=most_keys).kind
+        for rows, has_paths in (*passes, (1, False)):  # the last layer of prompts and of drafts
+            yield plan_launch(count, rows, heads, has_paths=has_paths, most_keys=most).kind
 
 
 def long_prompts(runner: Runner) -> Iterator[Step]:
@@ -216,11 +196,8 @@ def shared_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Ste
 def tree_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Step]:
     """Those of every number of requests, where other rounds are of chains."""
     if runner.sizes.has_both:
-        assert runner.sizes.tree is not None, "sizes of chains"
         for count in range(1, runner.sizes.max_tree_requests + 1):
-            rows = runner.sizes.tree.of(count).num_rows
-            for longest in context_bounds(runner, count, rows):
-                yield tree_round(runner, count, flags, longest=longest)
+            yield tree_round(runner, count, flags)
 
 
 def tree_counts(runner: Runner) -> Iterator[int]:
@@ -236,18 +213,16 @@ def tree_round(
     num_reqs: int,
     flags: SamplingFlags = GREEDY,
     parts: Sequence[PromptPart] = (),
-    longest: int | None = None,
 ) -> Step:
-    """Of requests without state rows, after which trees are drafted, where others draft chains.
+    """Draft trees after requests without state rows, where others draft chains.
 
-    parts: of prompts beside them. longest: tokens of a request; None: as many as it may have
+    parts: of prompts beside them
     """
     sizes = runner.sizes
     assert sizes.tree is not None, "sizes of chains"
     shape = sizes.tree.of(num_reqs)
     rows, Q, L = [-1] * num_reqs, shape.num_rows, shape.num_levels
-    most = _most_computed(sizes, longest)
-    return runner.step_of(rows, parts, most, flags, Q, 0, L, proposes_tree=True)
+    return runner.step_of(rows, parts, sizes.max_model_len, flags, Q, 0, L, proposes_tree=True)
 
 
 def _shared_round(runner: Runner, count: int, rows: int, flags: SamplingFlags) -> Step:
@@ -358,22 +333,7 @@ def padding_parts(
     ]
 
 
-def _most_computed(sizes: EngineSizes, longest: int | None) -> int:
-    """Tokens before a round of trees that has `longest` with the draft's levels after it."""
-    if longest is None:
-        return sizes.max_model_len
-    return max(longest - sizes.path_len - sizes.num_speculative_tokens, 0)
-
-
-def round_of(
-    runner: Runner,
-    num_reqs: int,
-    query_len: int,
-    flags: SamplingFlags = GREEDY,
-    longest: int | None = None,
-) -> Step:
-    """A round of requests without state rows. longest: tokens of one; None: as many as may be."""
-    sizes = runner.sizes
-    count = max(min(num_reqs, sizes.max_num_seqs), 1)
-    most = _most_computed(sizes, longest)
-    return runner.step_of([-1] * count, (), most, flags, query_len)
+def round_of(runner: Runner, num_reqs: int, query_len: int, flags: SamplingFlags = GREEDY) -> Step:
+    """Verify and draft for requests without state rows."""
+    count = max(min(num_reqs, runner.sizes.max_num_seqs), 1)
+    return runner.step_of([-1] * count, (), runner.sizes.max_model_len, flags, query_len)

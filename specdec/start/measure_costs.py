@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specdec.kernels.attention import launch_plan
 from specdec.kernels.compilations import compiling_is_expected
 from specdec.kernels.tile_shapes import PARALLEL_ROWS, row_class
 from specdec.requests.row_start import RowStart
@@ -260,8 +259,7 @@ def _trees(runner: Runner) -> list[tuple[int, Timed]]:
     ends = {sizes[0], sizes[-1]} if sizes else set()
     if runner.threshold is None and tree is not None:
         ends |= {n for n, more in itertools.pairwise(sizes) if tree.of(n) != tree.of(more)}
-    short = launch_plan.WIDE_FROM  # rounds are measured at the beginning of their contexts
-    return [(n, Timed(runner, tree_round(runner, n, longest=short))) for n in sorted(ends)]
+    return [(n, Timed(runner, tree_round(runner, n))) for n in sorted(ends)]
 
 
 def _stopped_trees(runner: Runner) -> list[tuple[int, Timed]]:

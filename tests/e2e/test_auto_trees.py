@@ -11,14 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from graphs.manager import CudaGraphManager
 from graphs.modes import CUDAGraphMode
 from graphs.tape.backend import TapeBackend
 from scripts.soak import at_random, rows_are_shared, soak
 from specdec import LLM, SamplingParams, sizes
 from specdec.engine import _chains_in_trees
-from specdec.kernels.attention import launch_plan
-from specdec.passes.contexts import PassContexts
 from specdec.requests.metrics import Counter
 from specdec.scheduling.round_history import IMPROBABLE
 from specdec.scheduling.row_planner import RoundPlan
@@ -27,7 +24,6 @@ from specdec.sizes import BLOCK_SIZE, TreeShape
 from specdec.start import load
 from specdec.start.speculation import AUTO_TREE
 from specdec.stepping.results import StepResult
-from specdec.target import Target
 from tests.e2e.caches import cache_rows, poison_nodes
 
 COSTS = RoundCosts(verify=((512, 1.0),), plain=((64, 1.0),), level=((64, 0.01),))
@@ -210,81 +206,6 @@ def test_graphs_replay_what_runs_eagerly(make, prompts, tree, token_sizes, most)
         assert CUDAGraphMode.NONE not in counters[name].dispatches, name
     largest = max(n for n in range(1, most + 1) if shape.of(n).num_rows == shape.num_rows)
     assert counters["target_tree"].captures[0].descriptor.num_reqs == largest
-
-
-@pytest.fixture
-def short_graphs(monkeypatch):
-    """Graphs for up to 64 tokens wherever there may be any: (captured, served).
-
-    captured: by family and descriptor, the tokens that attention was prepared for. served: by
-    family, for each replay its descriptor's bound and that of the step.
-    """
-    monkeypatch.setattr(launch_plan, "WIDE_FROM", 64)
-    monkeypatch.setattr(launch_plan, "MANY_SPARED", 1)
-    captured, served, bounds = set(), {}, []
-
-    def recording(real):
-        def dummy(contexts, desc, *more):
-            context = real(contexts, desc, *more)
-            [group] = context.attn_metadata.groups
-            if group.paths is not None:
-                captured.add((desc.max_seq_len, group.max_seq_len))
-            return context
-
-        return dummy
-
-    for name in ("dummy_round", "dummy_draft_rows"):
-        monkeypatch.setattr(PassContexts, name, recording(getattr(PassContexts, name)))
-    forward, run_fullgraph = Target.forward, CudaGraphManager.run_fullgraph
-
-    def noted_forward(target, step):
-        bounds.append(step.max_seq_len)
-        forward(target, step)
-
-    def noted_run(manager, desc):
-        served.setdefault(manager.name, []).append((desc.max_seq_len, bounds[-1]))
-        return run_fullgraph(manager, desc)
-
-    monkeypatch.setattr(Target, "forward", noted_forward)
-    monkeypatch.setattr(CudaGraphManager, "run_fullgraph", noted_run)
-    return captured, served
-
-
-@pytest.mark.parametrize("has_both", [True, False])
-def test_trees_after_short_contexts_have_graphs_of_their_own(
-    make, prompts, monkeypatch, short_graphs, has_both
-):
-    """Tests on GPUs check what is launched; this one, which graph serves which step."""
-    captured, served = short_graphs
-    base = {"max_tokens": 20, "ignore_eos": True}
-    params = [SamplingParams(temperature=T, seed=3, **base) for T in (0.0, 0.0, 0.8)]
-    found, most = [], 1 if has_both else 2
-    sizes = {"max_num_seqs": most, "max_num_batched_tokens": 50, "max_model_len": 320}
-    graphs = {"cuda_graph_sizes": [most], "cuda_graph_token_sizes": [60]}
-    for backend in (None, TapeBackend()):
-        sizes |= graphs if backend else {}
-        if has_both:
-            llm = make(OF_ALL, backend=backend, **sizes)
-            planned(llm, [CHAIN, TREE, CHAIN, TREE, TREE, CHAIN, *[TREE] * 9, CHAIN, TREE])
-        else:
-            monkeypatch.setattr(load, "_backend", lambda *_, backend=backend: backend)
-            draft = {"model": "demo", "adaptive": False, "top_k": 3, "num_draft_tokens": 9}
-            llm = LLM("demo", draft | {"num_speculative_tokens": 4}, device="cpu", **sizes)
-        batch = [prompts[0], prompts[2], prompts[3]]  # of 49 tokens each
-        outputs = llm.generate(batch, params, use_tqdm=False)
-        found.append([(each.outputs[0].token_ids, each.stats.rounds) for each in outputs])
-        assert llm.run_stats(outputs).mean_acceptance_length > 1.5
-    assert found[0] == found[1]
-    assert captured == {(None, 320), (64, 64)}
-    kind, D = "_tree" if has_both else "", OF_ALL.num_levels
-    for name, levels in (
-        (f"target{kind or '_decode'}", 0),
-        (f"draft{kind}_decode", D),
-        (f"draft{kind}_decode_sampled", D),
-    ):
-        assert {longest for longest, _ in served[name]} == {None, 64}, name
-        for longest, bound in served[name]:
-            assert (longest == 64) == (bound + levels <= 64), name
 
 
 @pytest.mark.parametrize(

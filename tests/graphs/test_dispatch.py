@@ -71,34 +71,11 @@ def test_batches_with_lora_have_graphs_of_their_own():
     assert dispatcher.dispatch(1, 2, 2) == Dispatch(FULL, BatchDescriptor(2, 1, 2))
 
 
-def test_a_batch_of_short_sequences_takes_the_graph_for_these():
-    dispatcher = Dispatcher(3)
-    short = [dispatcher.uniform(n, max_seq_len=64) for n in (1, 4)]
-    dispatcher.set_captured([1, 2, 4], [16], short=short)
-
-    def chosen(num_reqs, max_seq_len):
-        return dispatcher.dispatch(num_reqs, num_reqs * 3, 3, max_seq_len=max_seq_len).descriptor
-
-    of = BatchDescriptor
-    assert chosen(1, 1) == chosen(1, 64) == of(3, 1, 3, max_seq_len=64)
-    assert chosen(1, 65) == chosen(1, None) == of(3, 1, 3)
-    assert chosen(2, 10) == of(6, 2, 3)  # there is none of two
-    assert chosen(3, 10) == of(12, 4, 3, max_seq_len=64)
-    dispatcher.set_captured([1], [], has_lora=True)
-    assert chosen(1, 64) == of(3, 1, 3, max_seq_len=64)
-    assert dispatcher.dispatch(1, 2, None, max_seq_len=1) == Dispatch(PIECEWISE, of(16))
-    dispatcher.set_captured([1, 2, 4], [16])
-    assert chosen(1, 1) == of(3, 1, 3)
-
-
 def test_ranks_agree_on_the_smallest_batch_that_holds_all_of_theirs():
     of = BatchDescriptor
     assert agreed_batch([of(6, 3, 2), of(10, 5, 2)]) == of(10, 5, 2)
     assert agreed_batch([of(6, 3, 2), of(7, 2, None), of(1, 1, 1)]) == of(7, 3, None)
     assert agreed_batch([of(2, 1, 2), of(2, 1, 2, True)]) == of(2, 1, 2, True)
-    long, short = (of(2, 1, 2, max_seq_len=n) for n in (9, 5))
-    assert agreed_batch([short, long]) == long
-    assert agreed_batch([short, of(2, 1, 2)]) == of(2, 1, 2)
 
 
 def test_uniform_rows_of_another_length_are_not_the_full_graphs():

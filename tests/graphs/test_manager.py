@@ -143,27 +143,6 @@ def test_ragged_batches_replay_whole_if_they_are_of_the_kind(toy, backend, devic
     assert not family.manager.needs_capture()
 
 
-def test_short_sequences_have_graphs_of_their_own(backend, device):
-    x = torch.zeros(2, device=device)
-    sizes = CaptureSizes(requests=(1, 2), tokens=(), short=(2,), short_seq_len=64)
-    manager = CudaGraphManager("lengths", sizes, FULL_DECODE_ONLY, 3, backend)
-    manager.capture(lambda desc, warmup: lambda: x[0 if desc.max_seq_len is None else 1].add_(1))
-    assert not manager.needs_capture()
-    x.zero_()
-    of = BatchDescriptor
-    for num_reqs, length, desc in (
-        (2, 64, of(6, 2, 3, max_seq_len=64)),
-        (2, 65, of(6, 2, 3)),
-        (1, 64, of(3, 1, 3)),
-    ):
-        chosen = manager.dispatch(num_reqs, num_reqs * 3, 3, max_seq_len=length)
-        assert (chosen.mode, chosen.descriptor) == (FULL, desc)
-        manager.run_fullgraph(chosen.descriptor)
-    assert x.tolist() == [2, 1]
-    manager.clear_graphs()
-    assert manager.dispatch(2, 6, 3, max_seq_len=1).mode is NONE
-
-
 def test_the_first_forward_of_a_size_is_eager_and_the_second_is_captured(family):
     toy = family(BOTH, requests=[1, 2], tokens=[4, 8])
     toy.capture()

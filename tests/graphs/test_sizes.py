@@ -1,6 +1,6 @@
 import pytest
 
-from graphs.sizes import CaptureSizes, capture_sizes, padding_map
+from graphs.sizes import capture_sizes, padding_map
 
 
 def test_default_request_sizes_are_each_count_to_eight_then_steps_of_eight():
@@ -28,16 +28,3 @@ def test_given_sizes_are_sorted_and_checked():
 def test_every_count_is_padded_to_the_smallest_size_that_holds_it(largest):
     for sizes in (capture_sizes(largest, largest).requests, capture_sizes(largest, largest).tokens):
         assert padding_map(sizes) == [min(s for s in sizes if s >= n) for n in range(largest + 1)]
-
-
-@pytest.mark.parametrize(
-    "short, longest, problem",
-    [
-        ((3,), 64, r"short=\(3,\): allowed are counts of requests=\(1, 2\)"),
-        ((2,), None, "short_seq_len=None: the most tokens of a short sequence are needed"),
-        ((2,), 0, "short_seq_len=0: the most tokens"),
-    ],
-)
-def test_graphs_for_short_sequences_need_a_count_and_a_length(short, longest, problem):
-    with pytest.raises(ValueError, match=problem):
-        CaptureSizes(requests=(1, 2), tokens=(), short=short, short_seq_len=longest)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from specdec.kernels import is_hopper, launch_options, pick
@@ -37,13 +36,8 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
         each(*tensors)
 
 
-def has_wide_walk(heads: Heads, block_size: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether wide_walk.py can run for these heads."""
-    return is_hopper(device) and is_fit(heads.group, block_size, heads.C, dtype)
-
-
 def _launches(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..., None]]:
-    """The kernels of each layer of a pass, whichever serves it."""
+    """Prepare the kernels of each layer of a pass, whichever serves it."""
     _, _, G, S, C = cache.shape
     group = q_THC.shape[1] // G
     if not takes_prompt_kernel(rows, group, S, C, q_THC.dtype, is_hopper(q_THC.device)):
@@ -54,7 +48,7 @@ def _launches(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..
 
 
 def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..., None]]:
-    """The kernels of each layer of a pass."""
+    """Prepare the kernels of each layer of a pass that is no long prompt."""
     given = _pass_of(q_THC, cache, rows)
     plan = given.plan
     if plan.is_helped:
@@ -85,13 +79,12 @@ def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> Pass:
         heads,
         has_paths=rows.paths is not None,
         usual_query_len=rows.usual_query_len,
-        # of trees, which have graphs for short contexts, that of the pass
-        most_keys=rows.block_table.shape[1] * S if rows.paths is None else rows.max_seq_len,
+        most_keys=rows.block_table.shape[1] * S,
     )
     if plan.is_wide:
         # slots of different lengths, and launches that may turn out not to be needed, are walk.py's
         is_usual = rows.query_start_loc is None and need()["needed_ptr"] is None
-        if not (is_usual and has_wide_walk(heads, S, q_THC.dtype, q_THC.device)):
+        if not (is_usual and is_hopper(q_THC.device) and is_fit(heads.group, S, C, q_THC.dtype)):
             plan = plan._replace(is_wide=False)
     parts = room_for_parts(rows, plan, H, C, q_THC.device)
     # Round where the source rounds. A tile without a mask would otherwise have its scale fused with

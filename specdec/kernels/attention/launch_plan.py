@@ -10,7 +10,6 @@ import torch
 from specdec.kernels import next_power_of_2
 from specdec.kernels.attention.query_rows import QueryRows
 from specdec.kernels.attention.query_tiles import Heads, QueryTile, query_tile
-from specdec.kernels.attention.splits import num_splits
 from specdec.kernels.head_columns import block_of
 from specdec.kernels.prompt_attention import is_fit
 
@@ -30,7 +29,6 @@ SHARERS = 1056  # as many, of one slot: 8 on each of 132 multiprocessors
 # GPU at once behind some hundred keys.
 PATH_SHARERS = 528
 MANY_TILES, FEW_SHARERS = 64, 264
-MANY_SPARED = 64  # of those without a split, which cost 5 ns each
 # In teams, of several slots: as many as fit a GPU at once, two a multiprocessor, or three.
 TEAMED, SMALL_TEAMED = 264, 396
 # query rows of a tile, and registers of a thread, with which three programs of four warps fit a
@@ -39,7 +37,7 @@ FEWER_REGISTERS = 32, 168
 SHARING_ROWS = 32  # query rows for which tiles are made larger than slots usually need
 PATH_ROWS = 64  # of a tile, at most, where rows have paths
 # wide_walk.py walks the shared keys of trees with more query rows than PATH_ROWS, where it can run
-# and a slot may have more keys than this. Measured on an H200. A border of splits.
+# and a slot may have more keys than this. Measured on an H200.
 WIDE_FROM = 3072
 # up to so many rows x heads, several programs add up each; measured with 32 and 128
 FEW_TO_ADD_UP = 64
@@ -142,21 +140,6 @@ def plan_launch(
         is_wide=is_wide,
         columns=_columns(B * usual, heads) if is_split or has_paths else 0,
     )
-
-
-def has_less_when_short(
-    B: int, query_len: int, heads: Heads, most_keys: int, can_walk_wide: bool
-) -> bool:
-    """Whether rows with paths need much less after up to WIDE_FROM keys than after most_keys.
-
-    Without the launch of wide_walk.py, if it can run, or without many programs that would have no
-    split.
-    """
-    plan = plan_launch(B, query_len, heads, has_paths=True, most_keys=most_keys)
-    spared = min(plan.sharers, num_splits(most_keys)) - num_splits(WIDE_FROM)
-    is_wide = can_walk_wide and plan.is_wide
-    is_much = is_wide or spared * plan.usual_tiles * heads.G >= MANY_SPARED
-    return is_much and most_keys > WIDE_FROM
 
 
 def is_small(tile: QueryTile, heads: Heads) -> bool:

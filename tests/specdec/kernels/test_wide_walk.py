@@ -9,9 +9,9 @@ from graphs.cuda import CudaBackend
 from graphs.modes import BatchDescriptor
 from graphs.wrapper import capture_graph
 from specdec.kernels import jit, tl
-from specdec.kernels.attention import combine, launch, launch_plan, wide_splits
+from specdec.kernels.attention import combine, launch, wide_splits
 from specdec.kernels.attention.launch import launch_paged_attention
-from specdec.kernels.attention.launch_plan import WIDE_FROM, has_less_when_short, plan_launch
+from specdec.kernels.attention.launch_plan import WIDE_FROM, plan_launch
 from specdec.kernels.attention.path_tails import TailPrograms
 from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.splits import (
@@ -56,28 +56,6 @@ def test_large_trees_are_walked_wide():
     chain, tree = (plan_launch(2, 32, heads, has_paths=each) for each in (False, True))
     assert not chain.is_wide
     assert tree.kind != tree._replace(is_wide=False).kind  # other kernels
-
-
-def test_short_contexts_need_less_where_trees_are_large_or_alone():
-    heads = Heads(4, 8, 128, 2)
-    alone, both = (
-        {
-            (B, rows, keys)
-            for B in (1, 2, 4)
-            for rows in (4, 16, 32)
-            for keys in (WIDE_FROM, 4096, 16384)
-            if has_less_when_short(B, rows, heads, keys, can_walk_wide)
-        }
-        for can_walk_wide in (False, True)
-    )
-    assert alone == {(1, rows, keys) for rows in (4, 16) for keys in (4096, 16384)}
-    assert both == alone | {(B, 32, keys) for B in (1, 2, 4) for keys in (4096, 16384)}
-
-
-def test_lengths_with_other_kernels_have_other_numbers_of_splits():
-    """By which prepared kernels are kept."""
-    for border in (WIDE_FROM, launch_plan.ALONE_KEYS):
-        assert num_splits(border) < num_splits(border + 1)
 
 
 def num_tiles(splits):
@@ -333,9 +311,11 @@ def walked(monkeypatch):
 
     def attend(case, rows=None):
         rows = case.tree if rows is None else rows
-        rows = replace(rows, max_seq_len=max(rows.max_seq_len, WIDE_FROM + 1))
+        more = max(WIDE_FROM // 64 + 1 - rows.block_table.shape[1], 0)  # blocks that no key is in
+        table = torch.nn.functional.pad(rows.block_table, (0, more))
+        rows = replace(rows, block_table=table)
         with monkeypatch.context() as patched:
-            patched.setattr(launch, "has_wide_walk", lambda *_: False)
+            patched.setattr(launch, "is_hopper", lambda device: False)
             expected = case.attend(launch_paged_attention, replace(rows))
         given = launch._pass_of(case.q, case.cache, rows)
         assert given.plan.is_wide

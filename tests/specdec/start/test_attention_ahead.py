@@ -13,13 +13,7 @@ from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.wide_splits import Sharers
 from specdec.kernels.repeated import Repeated
 from specdec.sizes import EngineSizes, TreeShape
-from specdec.start.compile_ahead import (
-    ATTENTION_ROWS,
-    _most_computed,
-    attention_cuts,
-    context_bounds,
-    shared_cuts,
-)
+from specdec.start.compile_ahead import ATTENTION_ROWS, attention_cuts, shared_cuts
 
 ALONE_KEYS = 4096
 BUDGET = 8192  # max_num_batched_tokens
@@ -95,10 +89,7 @@ def test_attention_is_compiled_ahead_for_every_share_of_rows(group, G, max_num_s
 
 @pytest.mark.parametrize("num_nodes, top_k", [(15, 4), (31, 4), (31, 8)])
 @pytest.mark.parametrize("group, max_model_len", [(4, 3000), (4, 8000), (4, 17568), (16, 17568)])
-def test_attention_to_trees_is_compiled_ahead_for_every_context(
-    group, max_model_len, num_nodes, top_k
-):
-    """A step that runs op by op is told how long its contexts may be; a graph is for some."""
+def test_attention_to_trees_is_compiled_ahead(group, max_model_len, num_nodes, top_k):
     tree = TreeShape(num_levels=5, top_k=top_k, num_nodes=num_nodes)
     sizes = EngineSizes(
         max_model_len=max_model_len,
@@ -110,28 +101,17 @@ def test_attention_to_trees_is_compiled_ahead_for_every_context(
     )
     heads = Heads(group, 8, 128, 2)
 
-    def kinds(count: int, longest: int) -> set[object]:
-        of_rows = {(rows, longest + later) for rows, later in ((num_nodes + 1, 0), (top_k, 5))}
+    def kinds(count: int) -> set[object]:
+        most = sizes.most_keys
         return {
-            plan_launch(count, rows, heads, has_paths=True, most_keys=min(keys, max_model_len)).kind
-            for rows, keys in of_rows
+            plan_launch(count, rows, heads, has_paths=True, most_keys=most).kind
+            for rows in (num_nodes + 1, top_k)
         }
 
     runner = SimpleNamespace(sizes=sizes, heads=(heads,))
     cuts = attention_cuts(runner, {1, num_nodes + 1}, sizes.max_num_rows, tree)
-    ahead = set()
-    for query_len, count in cuts:
-        if query_len > 1:
-            for bound in context_bounds(runner, count, query_len):
-                ahead |= kinds(count, _most_computed(sizes, bound) + sizes.path_len)
-    needed = {
-        kind
-        for count in range(1, 25)
-        for longest in (70, 3066, 3072, 3073, 5000, 8187, 8192, 8193, 17568)
-        if longest <= max_model_len
-        for kind in kinds(count, longest)
-    }
-    assert needed <= ahead
+    ahead = {kind for query_len, count in cuts if query_len > 1 for kind in kinds(count)}
+    assert {kind for count in range(1, 25) for kind in kinds(count)} <= ahead
 
 
 @pytest.mark.parametrize("has_wgmma", [False, True])
@@ -156,7 +136,7 @@ def test_launches_of_one_kind_take_the_same_kernels(monkeypatch, has_paths, grou
     counts, all_rows = (1, 2, 3, 5, 8, 9, 16, 17, 33, 64), (1, 2, 4, 6, 8, 16, 20)
     for B, Q, longest in product(counts, all_rows, lengths):
         taken = []
-        table = torch.zeros(B + 1, 200, dtype=torch.int64)
+        table = torch.zeros(B + 1, -(-longest // 64), dtype=torch.int64)
         paths = Paths(slots=torch.zeros(B * Q, 4, dtype=torch.int64), starts=table[:B, 0])
         rows = QueryRows(
             block_table=table,

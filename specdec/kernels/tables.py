@@ -4,10 +4,13 @@
      "split,4096,4096,bfloat16": {"splits": 2, "rows": {"16": [64, 16, 256, 3, 4], "32": ...}},
 
 A list is a Shape, whose last number may be left out. The user's table is tiles.json in the cache
-directory; its numbers of splits say what was measured and decide nothing (tiles.py).
+directory; its numbers of splits say what was measured and decide nothing (tiles.py). Where the last
+number is RELAY, an earlier version measured a kernel that is gone: the list is left out, and a line
+of the log says so.
 """
 
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Mapping
@@ -36,23 +39,25 @@ class Entry(NamedTuple):
 
 Table = dict[str, dict[Product, Entry]]  # by the GPU's name
 NONE = Entry(1, {})
+RELAY = -1  # in place of cuts
+logger = logging.getLogger("specdec")
 
 
 @cache
 def shipped_table() -> Table:
-    """The table in this package."""
+    """Read the table in this package."""
     file = files("specdec.kernels") / "tuned.json"
     return parse_table(file.read_text(), "tuned.json", "reinstall specdec")
 
 
 @cache
 def user_table() -> Table:
-    """What `specdec tune` has written; empty if there is none. ValueError: no valid table."""
+    """Read what `specdec tune` has written; empty if there is none. ValueError: no valid table."""
     return read_table(user_file())
 
 
 def user_file() -> Path:
-    """Where the user's table is: $SPECDEC_CACHE_DIR, or specdec in the user's cache directory."""
+    """Find the user's table: in $SPECDEC_CACHE_DIR, or specdec in the user's cache directory."""
     own = os.environ.get("SPECDEC_CACHE_DIR")
     if own:
         return Path(own) / "tiles.json"
@@ -61,7 +66,7 @@ def user_file() -> Path:
 
 
 def read_table(file: Path) -> Table:
-    """A table on disk, checked; empty if there is no file."""
+    """Read a table on disk, checked; empty if there is no file."""
     advice = "correct the file, or delete it and run `specdec tune` again"
     try:
         return parse_table(file.read_text(encoding="utf-8"), str(file), advice)
@@ -88,7 +93,7 @@ def write_table(file: Path, table: Table) -> None:
 
 
 def format_table(table: Table) -> str:
-    """The text of a table, GPUs and products in their order."""
+    """Write a table as text, GPUs and products in their order."""
     gpus = []
     for gpu, entries in table.items():
         lines = [f' "{key_of(product)}": {_line(entry)}' for product, entry in entries.items()]
@@ -97,7 +102,7 @@ def format_table(table: Table) -> str:
 
 
 def key_of(product: Product) -> str:
-    """A product as a table names it: "split,4096,4096,bfloat16"."""
+    """Name a product as a table does: "split,4096,4096,bfloat16"."""
     return ",".join(map(str, product))
 
 
@@ -105,12 +110,31 @@ def parse_table(text: str, name: str, advice: str) -> Table:
     """ValueError says what is wrong in `name` and gives the advice."""
     try:
         raw = _object(json.loads(text), "top level")
-        return {
-            gpu: {_product(key): _entry(key, entry) for key, entry in _object(entries, gpu).items()}
+        relays: list[str] = []
+        table = {
+            gpu: {
+                _product(key): _entry(key, entry, relays)
+                for key, entry in _object(entries, gpu).items()
+            }
             for gpu, entries in raw.items()
         }
     except (ValueError, RecursionError) as error:  # JSONDecodeError is a ValueError
         raise ValueError(f"{name}: not a valid table of tiles: {error}; {advice}") from error
+    if relays:
+        _log_relays(name, len(relays))
+    return table
+
+
+@cache
+def _log_relays(name: str, count: int) -> None:
+    """Log once that lists are left out, however often the table is read."""
+    logger.warning(
+        "%s: %d tiles of a kernel that is gone (cuts %d) are left out, and others are chosen; "
+        "`specdec tune` measures them",
+        name,
+        count,
+        RELAY,
+    )
 
 
 def _line(entry: Entry) -> str:
@@ -139,13 +163,16 @@ def _product(key: str) -> Product:
     return Product(known, int(N), int(K), dtype)
 
 
-def _entry(key: str, value: object) -> Entry:
+def _entry(key: str, value: object, relays: list[str]) -> Entry:
+    """Check an entry. relays: where lists are left out, to which its own are added."""
     fields = _object(value, key)
     unknown = [name for name in fields if name not in Entry._fields]
     if unknown:
         raise ValueError(f"{key}: field {_shown(unknown[0])}, allowed are splits, rows")
     rows = _object(fields.get("rows"), f"{key}: rows")
-    shapes = {_rows(key, name): _shape(key, name, rows[name]) for name in rows}
+    gone = [name for name in rows if _is_relay(rows[name])]
+    relays += gone
+    shapes = {_rows(key, name): _shape(key, name, rows[name]) for name in rows if name not in gone}
     return Entry(_splits(key, fields.get("splits", 1)), shapes)
 
 
@@ -163,6 +190,10 @@ def _rows(key: str, name: str) -> int:
         classes = ", ".join(map(str, ROW_CLASSES))
         raise ValueError(f"{key}: rows {_shown(name)}, the classes are {classes}")
     return found
+
+
+def _is_relay(value: object) -> bool:
+    return isinstance(value, list) and len(value) == len(Shape._fields) and value[-1] == RELAY
 
 
 def _shape(key: str, rows: str, value: object) -> Shape:

@@ -10,7 +10,6 @@ from itertools import product as pairs
 
 from specdec.kernels.tile_shapes import (
     PARALLEL_ROWS,
-    RELAY,
     SHARED_MEMORY,
     SPLITS,
     THREE_GROUPS,
@@ -68,10 +67,10 @@ MANY = (
 PERSISTENT = (  # on Hopper GPUs, for split and gate: block_n, block_m, num_stages and cuts
     *((128, 64, stages, 1) for stages in (5, 8)),
     *((128, 96, stages, 1) for stages in (4, 6)),
-    *((128, 128, stages, cuts) for stages in (4, 6) for cuts in (1, 2, 4, RELAY)),
-    *((128, 160, stages, cuts) for stages in (3, 4) for cuts in (1, RELAY)),
-    *((128, 192, stages, cuts) for stages in (3, 4) for cuts in (1, RELAY)),
-    *((128, 256, 4, cuts) for cuts in (1, 2, RELAY)),
+    *((128, 128, stages, cuts) for stages in (4, 6) for cuts in (1, 2, 4)),
+    *((128, 160, stages, 1) for stages in (3, 4)),
+    *((128, 192, stages, 1) for stages in (3, 4)),
+    *((128, 256, 4, cuts) for cuts in (1, 2)),
     (THREE_GROUPS, 96, 5, 1),
     *((THREE_GROUPS, 128, 5, cuts) for cuts in (1, 2)),
 )
@@ -83,7 +82,6 @@ LOADED = 54  # bytes that a multiprocessor loads in a clock
 TENSOR_RATE = 0.7  # what is reached of the tensor cores' rate
 LATENCY = 2600  # clocks from a request to its tile, all multiprocessors loading
 STEP = 30  # clocks of a program's step besides its loads and products
-PASSING = 15000  # clocks in which a relay leaves sums and takes over others
 OUTSIDE = 1.5  # times as long takes a tile of which a part lies outside of x
 START = 220  # clocks of a program before its first product and after its last
 
@@ -177,18 +175,13 @@ def _num_items(product: Product, rows: int, splits: int, shape: Shape) -> int:
 
 
 def _persistent_clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
-    """Whole turns, and one of parts; a first turn is never cut.
-
-    A relay shares out all, but for the time in which sums are left and taken over.
-    """
+    """Add up whole turns, and one of parts; a first turn is never cut."""
     K = product.K / (1 if rows > PARALLEL_ROWS else splits)
     height = rows_of_w(product.kind, shape)
     whole = _busy(height, row_pieces(shape.block_m), K) + START
     items = _num_items(product, rows, splits, shape)
     if items <= MULTIPROCESSORS:
         return whole
-    if shape.cuts == RELAY:
-        return items / MULTIPROCESSORS * whole + PASSING
     num_whole, num_parts = _whole_and_parts(product, rows, splits, shape)
     part = _busy(height, row_pieces(shape.block_m // shape.cuts), K) + START
     turns = num_whole // MULTIPROCESSORS

@@ -22,8 +22,7 @@ BLOCK_M = (16, 32, 48, 64, 96, 128, 160, 192, 256)
 BLOCK_K = (32, 64, 128, 256)  # divisors of 256: see split_blocks in tile_order.py
 NUM_STAGES = (2, 3, 4, 5, 6, 7, 8)
 NUM_WARPS = (4, 8)
-RELAY = -1  # in place of cuts: programs pass tiles on
-CUTS = (0, 1, 2, 4, RELAY)
+CUTS = (0, 1, 2, 4)
 PERSISTENT = (64, 4)  # block_k and num_warps that persistent/ is written for
 THREE_GROUPS = 192  # block_n, of persistent/ alone
 TURNS = 256  # block_m of gate with two groups there, with 8 gate and 8 up rows of W in turn
@@ -62,7 +61,7 @@ class Shape(NamedTuple):
     block_k: int
     num_stages: int
     num_warps: int
-    cuts: int = 0  # 0: a program for each tile; else persistent/, its last tiles cut or passed on
+    cuts: int = 0  # 0: a program for each tile; else persistent/, its last tiles cut
 
 
 def row_class(M: int) -> int:
@@ -142,13 +141,11 @@ def _persistent_problem(product: Product, rows: int, shape: Shape) -> str | None
         block_k, num_warps = PERSISTENT
         needed = f"block_n 128 or {THREE_GROUPS}, block_k {block_k}, num_warps {num_warps}"
         return f"cuts {shape.cuts} needs {needed} and block_m 64 or more"
-    if is_wide and (shape.cuts == RELAY or shape.block_m > 128):
-        return f"block_n {THREE_GROUPS} is for cuts from 1 on and block_m up to 128"
+    if is_wide and shape.block_m > 128:
+        return f"block_n {THREE_GROUPS} is for block_m up to 128"
     if shape.cuts > 1 and row_pieces(shape.block_m)[1]:
         return f"cuts {shape.cuts}: block_m {shape.block_m} takes 1"
     if shape.cuts > 1 and shape.block_m // shape.cuts < 32:
         left = shape.block_m // shape.cuts
         return f"cuts {shape.cuts} leaves {left} rows of block_m {shape.block_m}, 32 are needed"
-    if shape.cuts == RELAY and rows > PARALLEL_ROWS:
-        return f"cuts {RELAY}, a relay, is for at most {PARALLEL_ROWS} rows"
     return None

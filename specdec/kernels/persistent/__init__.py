@@ -10,11 +10,8 @@ result, so its first tiles are read before the launch before this one has ended.
 A sum has the order that linear.py describes, and its bits: W is on the wide side, a split adds 16
 of K after another, and a program that walks all splits adds them in order.
 
-Tiles seldom divide by the multiprocessors, and those of a last turn would leave many idle. Either
-their rows are cut, so that more programs have some; or programs relay: the last two turns are cut
-along K into equal shares, and a program leaves its unfinished sums to the next one, which goes on
-where they end. It begins with what it leaves and ends with what it takes over, so it seldom waits.
-Programs for the same rows of W relay together: W is read from memory once.
+Tiles seldom divide by the multiprocessors, and those of a last turn would leave many idle: their
+rows are cut, so that more programs have some.
 
 To be read in this order:
 1. launch.py: the launch on the host, with form.py (what a compiled kernel is for, and the tuples
@@ -23,6 +20,5 @@ To be read in this order:
 3. items.py: which tiles of results a program makes, the same for all of its warps;
 4. copying.py: the role of the one warp;
 5. multiplying.py: the role of four warps, with products.py (the sums of an item), results.py (bias,
-   SwiGLU, and out), late.py (results held for the next tile) and relay.py (sums left to the next
-   program).
+   SwiGLU, and out) and late.py (results held for the next tile).
 """

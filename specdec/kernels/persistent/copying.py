@@ -10,7 +10,6 @@ from specdec.kernels.persistent.items import (
     own_item,
     place_of_item,
     place_of_part,
-    share_of,
 )
 from specdec.kernels.tile_order import split_blocks
 
@@ -21,27 +20,16 @@ def copy_tiles(sources, ring, sizes, FORM: gl.constexpr):
     step = 0
     K = sizes.K
     blocks = split_blocks(K, ring.x.shape[2], FORM.splits)
-    share = share_of(extent, ring, sizes, FORM)
-    ahead = _copy_ahead(sources, ring, extent, share, blocks, FORM)
+    ahead = _copy_ahead(sources, ring, extent, blocks, FORM)
     wait_for_inputs()
-    if FORM.is_relay:  # noqa: SIM102  # what is compiled
-        if share.left_at > 0:
-            place = place_of_item(share.left, ring, extent, FORM)
-            step = _copy_blocks(sources, ring, place, 0, share.left_at, step, ahead, K, FORM, False)
     all_blocks = blocks * FORM.walked
-    for i in range(num_own(extent, share, FORM)):
-        place = place_of_item(own_item(i, extent, share, FORM), ring, extent, FORM)
-        step = _copy_blocks(sources, ring, place, 0, all_blocks, step, ahead, K, FORM, False)
+    for i in range(num_own(extent)):
+        place = place_of_item(own_item(i), ring, extent, FORM)
+        step = _copy_blocks(sources, ring, place, all_blocks, step, ahead, K, FORM, False)
     if FORM.cuts > 1:
         for i in range(gl.program_id(0), extent.num_cut, gl.num_programs(0)):
             place = place_of_part(i, ring, extent, FORM)
-            step = _copy_blocks(sources, ring, place, 0, all_blocks, step, ahead, K, FORM, True)
-    if FORM.is_relay:  # noqa: SIM102  # what is compiled
-        if share.taken_at > 0:
-            place = place_of_item(share.taken, ring, extent, FORM)
-            step = _copy_blocks(
-                sources, ring, place, share.taken_at, blocks, step, ahead, K, FORM, False
-            )
+            step = _copy_blocks(sources, ring, place, all_blocks, step, ahead, K, FORM, True)
 
 
 @gluon_jit
@@ -51,16 +39,12 @@ def wait_for_inputs():
 
 
 @gluon_jit
-def _copy_ahead(sources, ring, extent, share, blocks, FORM: gl.constexpr):
-    """W of the first blocks, which no launch writes; returns how many."""
+def _copy_ahead(sources, ring, extent, blocks, FORM: gl.constexpr):
+    """Load W of the first blocks, which no launch writes; returns how many."""
     BLOCK_K: gl.constexpr = ring.x.shape[2]
-    count = gl.where(num_own(extent, share, FORM) > 0, blocks * FORM.walked, 0)
-    item = own_item(0, extent, share, FORM)
-    if FORM.is_relay:
-        item = gl.where(share.left_at > 0, share.left, item)
-        count = gl.where(share.left_at > 0, share.left_at, count)
+    count = gl.where(num_own(extent) > 0, blocks * FORM.walked, 0)
     count = gl.minimum(count, FORM.num_stages)
-    split, n0, _m0 = place_of_item(item, ring, extent, FORM)
+    split, n0, _m0 = place_of_item(own_item(0), ring, extent, FORM)
     for i in range(count):
         _load_w(sources, ring, n0, (split * blocks + i) * BLOCK_K, i, True, FORM, False)
     return count
@@ -68,9 +52,9 @@ def _copy_ahead(sources, ring, extent, share, blocks, FORM: gl.constexpr):
 
 @gluon_jit
 def _copy_blocks(
-    sources, ring, place, first, end, step, ahead, K, FORM: gl.constexpr, IS_CUT: gl.constexpr
+    sources, ring, place, count, step, ahead, K, FORM: gl.constexpr, IS_CUT: gl.constexpr
 ):
-    """The tiles of one item, or of some blocks of its K; returns the next step.
+    """Copy the tiles of one item, in all blocks of its K; returns the next step.
 
     Those of W are there or on their way for as many steps as were loaded `ahead`.
     """
@@ -79,7 +63,7 @@ def _copy_blocks(
     BLOCK_K: gl.constexpr = ring.x.shape[2]
     BLOCK_M: gl.constexpr = ring.x.shape[1] // (FORM.cuts if IS_CUT else 1)
     blocks = split_blocks(K, BLOCK_K, FORM.splits)
-    for i in range(first, end):
+    for i in range(count):
         k = (split * blocks + i) * BLOCK_K
         at = step % STAGES
         ready = ring.ready.index(at)
@@ -97,7 +81,7 @@ def _copy_blocks(
 
 @gluon_jit
 def _load_w(sources, ring, row, k, at, is_new, FORM: gl.constexpr, IS_CUT: gl.constexpr):
-    """A stage's tiles of W, if they are new; its barrier learns how much comes with those of x."""
+    """Load a stage's tiles of W, if they are new; its barrier expects them and those of x."""
     GROUPS: gl.constexpr = FORM.groups
     BLOCK_M: gl.constexpr = ring.x.shape[1] // (FORM.cuts if IS_CUT else 1)
     ROWS: gl.constexpr = (2 if FORM.is_gated else 1) * GROUPS * 64 + BLOCK_M + FORM.tail

@@ -9,7 +9,6 @@ from typing import NamedTuple
 BLOCK_N = 128  # rows of W in a tile of two groups
 BLOCK_K = 64
 OUT_ROWS = 32  # of a tile of results, in a buffer
-LEFT_SUMS = BLOCK_N // 2 * 512  # of a group of warps, at most
 
 
 class Form(NamedTuple):
@@ -21,8 +20,6 @@ class Form(NamedTuple):
     has_bias: bool
     tail: int  # rows of x in a second tile beside the first
     cuts: int  # parts of a tile's rows in the last turn
-    is_relay: bool
-    num_left: int  # sums of a group of warps that fit into its place
     num_stages: int
     height: int  # columns of the results that a tile makes
     groups: int  # of four warps, with 64 rows of W each
@@ -32,7 +29,7 @@ class Form(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of the product."""
+    """Sizes that a product has."""
 
     T: object
     N: object
@@ -40,7 +37,7 @@ class Sizes(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """What is copied: descriptors."""
+    """Descriptors of what is copied."""
 
     w: object
     up: object
@@ -49,7 +46,7 @@ class Sources(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """What is copied to: tiles in shared memory for each stage, and its barriers."""
+    """Shared memory that is copied to: tiles for each stage, and its barriers."""
 
     w: object  # of three groups: a tile for each
     up: object  # w where nothing is gated
@@ -65,5 +62,3 @@ class Results(NamedTuple):
     desc: object
     buffers: object  # shared memory for two blocks of each group
     bias_ptr: object
-    room_ptr: object
-    flags_ptr: object

@@ -14,8 +14,6 @@ def persistent_kernel(
     x_desc,  # [T, K] in tiles [BLOCK_M, BLOCK_K]
     rest_desc,  # [T, K] in tiles of a tail, or of cut tiles
     bias_ptr,  # [N], or [2N] if gated
-    room_ptr,  # [2 programs, LEFT_SUMS] float32
-    flags_ptr,  # [2 programs] int32
     T,
     N,
     K,
@@ -40,13 +38,7 @@ def persistent_kernel(
     hopper.fence_async_shared()
     sources = Sources(w=w_desc, up=up_desc, x=x_desc, rest=rest_desc)
     ring = Ring(w=w_ring, up=up_ring, x=x_ring, tail=tail_ring, ready=ready, empty=empty)
-    results = Results(
-        desc=out_desc,
-        buffers=out_buffers,
-        bias_ptr=bias_ptr,
-        room_ptr=room_ptr,
-        flags_ptr=flags_ptr,
-    )
+    results = Results(desc=out_desc, buffers=out_buffers, bias_ptr=bias_ptr)
     sizes = Sizes(T=T, N=N, K=K)
     if FORM.groups == 2:
         gl.warp_specialize(

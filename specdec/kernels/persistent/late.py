@@ -13,16 +13,16 @@ from specdec.kernels.tile_order import split_blocks
 
 @gluon_jit
 def multiply_late(
-    results, ring, sizes, extent, share, step, num_written, FORM: gl.constexpr, GROUP: gl.constexpr
+    results, ring, sizes, extent, step, num_written, FORM: gl.constexpr, GROUP: gl.constexpr
 ):
-    """A program's own items; returns the next step, and how many blocks have been written."""
+    """Make a program's own items; returns the next step, and how many blocks are written."""
     PIECES: gl.constexpr = ring.x.shape[1] // results.buffers.shape[2]
     split, n0 = 0, 0
     m0 = sizes.T  # below the last row: nothing is held yet, and nothing written
     nothing = zeros(ring, FORM, False)
     held = _packed(result(results, nothing, 0, sizes.N, FORM))
-    for i in range(num_own(extent, share, FORM)):
-        place = place_of_item(own_item(i, extent, share, FORM), ring, extent, FORM)
+    for i in range(num_own(extent)):
+        place = place_of_item(own_item(i), ring, extent, FORM)
         of_held = (split, n0, m0)
         sums, step, num_written = _sums(
             results, ring, step, sizes.K, held, of_held, num_written, FORM, GROUP
@@ -46,7 +46,7 @@ def _sums(
     FORM: gl.constexpr,
     GROUP: gl.constexpr,
 ):
-    """The sums of one split, while what is held leaves."""
+    """Add up one split, while what is held leaves."""
     STAGES: gl.constexpr = FORM.num_stages
     PIECES: gl.constexpr = ring.x.shape[1] // results.buffers.shape[2]
     blocks = split_blocks(K, ring.x.shape[2], FORM.splits)
@@ -59,13 +59,13 @@ def _sums(
         if i > 0:
             hopper.mbarrier.arrive(ring.empty.index((step + STAGES - 1) % STAGES))
         step += 1
-    sums, step = add_blocks(ring, step, sums, blocks - PIECES, FORM, GROUP, False, True, True)
+    sums, step = add_blocks(ring, step, sums, blocks - PIECES, FORM, GROUP, False, True)
     return sums, step, num_written
 
 
 @gluon_jit
 def _packed(y):
-    """[n, rows] of 16 bits as [n, rows / 2] of 32: what a register holds."""
+    """Pack [n, rows] of 16 bits into [n, rows / 2] of 32, what a register holds."""
     even, odd = y.reshape([y.shape[0], y.shape[1] // 2, 2]).split()
     return gl.inline_asm_elementwise(
         "mov.b32 $0, {$1, $2};", "=r,h,h", [even, odd], dtype=gl.int32, is_pure=True, pack=1
@@ -74,7 +74,7 @@ def _packed(y):
 
 @gluon_jit
 def _write_held(results, ring, place, held, num_written, i: gl.constexpr, GROUP: gl.constexpr):
-    """The i-th piece of what is held."""
+    """Write the i-th piece of what is held."""
     split, n0, m0 = place
     PIECES: gl.constexpr = ring.x.shape[1] // results.buffers.shape[2]
     ROWS: gl.constexpr = results.buffers.shape[2]
@@ -94,7 +94,7 @@ def _write_held(results, ring, place, held, num_written, i: gl.constexpr, GROUP:
 
 @gluon_jit
 def _piece(y, i: gl.constexpr, PIECES: gl.constexpr):
-    """The i-th of equal pieces along the rows, without a move between registers."""
+    """Take the i-th of equal pieces along the rows, without a move between registers."""
     if PIECES == 1:
         return y
     else:

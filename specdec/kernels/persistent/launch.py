@@ -1,16 +1,13 @@
 """The launch of a product, and what is chosen for it on the host: form, programs, descriptors."""
 
-from functools import cache
-
-import torch
 from torch import Tensor
 
 from specdec.kernels import num_multiprocessors
 from specdec.kernels.needed import need
 from specdec.kernels.persistent.descriptors import describe_out, describe_rows, describe_weight
-from specdec.kernels.persistent.form import BLOCK_K, LEFT_SUMS, OUT_ROWS, Form
+from specdec.kernels.persistent.form import BLOCK_K, OUT_ROWS, Form
 from specdec.kernels.persistent.kernel import persistent_kernel
-from specdec.kernels.tile_shapes import RELAY, row_pieces, takes_turns
+from specdec.kernels.tile_shapes import row_pieces, takes_turns
 from specdec.kernels.tiles import Tiles
 
 
@@ -32,16 +29,13 @@ def launch_persistent(
     has_turns = takes_turns("gate" if is_gated else "split", tiles)
     groups = tiles.block_n // 64
     height = tiles.block_n // 2 if has_turns else tiles.block_n
-    is_relay = tiles.cuts == RELAY
-    cuts = 1 if is_relay else tiles.cuts
     w_desc, up_desc = describe_weight(weight_NK, N, tiles, has_turns)
     persistent_kernel[(_num_programs(out_STN, tiles, height),)](
         describe_out(out_STN, height // groups, groups),
         w_desc,
         up_desc,
-        *describe_rows(x_TK, block_m, tail or block_m // cuts),
+        *describe_rows(x_TK, block_m, tail or block_m // tiles.cuts),
         weight_NK if bias_N is None else bias_N,
-        *(_relay_room(x_TK.device) if is_relay else (weight_NK, weight_NK)),
         T,
         N,
         x_TK.shape[1],
@@ -51,9 +45,7 @@ def launch_persistent(
             is_gated=is_gated and not has_turns,
             has_bias=bias_N is not None,
             tail=tail,
-            cuts=cuts,
-            is_relay=is_relay,
-            num_left=LEFT_SUMS,
+            cuts=tiles.cuts,
             num_stages=tiles.num_stages,
             height=height,
             groups=groups,
@@ -69,24 +61,8 @@ def launch_persistent(
 
 def _num_programs(out_STN: Tensor, tiles: Tiles, height: int) -> int:
     S, T, N = out_STN.shape
-    m_tiles = -(-T // tiles.block_m)
-    at_once = num_multiprocessors(out_STN.device)
-    if tiles.cuts == RELAY:
-        at_once -= at_once % m_tiles
-    return min(S * -(-N // height) * m_tiles, at_once)
-
-
-@cache
-def _relay_room(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Sums that each group of warps leaves to the next program, and flags that are 1 meanwhile.
-
-    One product at a time uses them: those of a device run on one stream. They are made at the
-    first launch, which comes before any capture: graphs hold their addresses.
-    """
-    assert not torch.cuda.is_current_stream_capturing(), "a relay's first launch is in a capture"
-    groups = 2 * num_multiprocessors(device)
-    room = torch.empty(groups, LEFT_SUMS, dtype=torch.float32, device=device)
-    return room, torch.zeros(groups, dtype=torch.int32, device=device)
+    num_tiles = S * -(-N // height) * -(-T // tiles.block_m)
+    return min(num_tiles, num_multiprocessors(out_STN.device))
 
 
 def _may_leave_late(out_STN: Tensor, K: int, tiles: Tiles) -> bool:

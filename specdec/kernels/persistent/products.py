@@ -10,7 +10,7 @@ from specdec.kernels.tile_order import split_blocks
 
 @gluon_jit
 def sums_of_item(ring, step, K, FORM: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr):
-    """All sums of an item; the next step."""
+    """Make all sums of an item; returns them and the next step."""
     WALKED: gl.constexpr = FORM.walked
     sums, step = _split_sums(ring, step, K, FORM, GROUP, IS_CUT)
     for _ in gl.static_range(1, WALKED):
@@ -39,7 +39,7 @@ def _plus(sums, more):
 
 @gluon_jit
 def zeros(ring, FORM: gl.constexpr, IS_CUT: gl.constexpr):
-    """The sums of nothing."""
+    """Begin sums of nothing."""
     rows = _tile(ring.x.shape[1] // (FORM.cuts if IS_CUT else 1))
     if FORM.tail > 0:
         tail = _tile(FORM.tail)
@@ -71,11 +71,10 @@ def add_blocks(
     GROUP: gl.constexpr,
     IS_CUT: gl.constexpr,
     GOES_ON: gl.constexpr,
-    IN_FLIGHT: gl.constexpr = False,
 ):
-    """The sums with some blocks of K, from none unless it GOES_ON; the next step.
+    """Add some blocks of K, to none unless it GOES_ON; returns the sums and the next step.
 
-    A stage is given back when the block after it has begun. IN_FLIGHT: a block before these is.
+    A stage is given back when the block after it has begun. GOES_ON: a block before is in flight.
     """
     STAGES: gl.constexpr = FORM.num_stages
     for i in range(blocks):
@@ -83,8 +82,7 @@ def add_blocks(
         is_later = True if GOES_ON else i > 0
         sums = begin(ring, step % STAGES, sums, is_later, FORM, GROUP, IS_CUT)
         sums = wait(sums, 1)
-        has_before = True if IN_FLIGHT else i > 0
-        hopper.mbarrier.arrive(ring.empty.index((step + STAGES - 1) % STAGES), pred=has_before)
+        hopper.mbarrier.arrive(ring.empty.index((step + STAGES - 1) % STAGES), pred=is_later)
         step += 1
     sums = wait(sums, 0)
     hopper.mbarrier.arrive(ring.empty.index((step + STAGES - 1) % STAGES))
@@ -116,7 +114,7 @@ def begin(ring, at, sums, is_later, FORM: gl.constexpr, GROUP: gl.constexpr, IS_
 
 @gluon_jit
 def _rows_of_group(ring, at, FORM: gl.constexpr, GROUP: gl.constexpr):
-    """A group's 64 rows of a tile of W."""
+    """Take a group's 64 rows of a tile of W."""
     if FORM.groups == 2:
         w = ring.w.index(at)
         if FORM.has_turns:
@@ -136,7 +134,7 @@ def _product(w, x, sums, is_later):
 
 @gluon_jit
 def wait(sums, BLOCKS: gl.constexpr):
-    """Until no more than this many blocks are in flight."""
+    """Wait until no more than this many blocks are in flight."""
     COUNT: gl.constexpr = len(sums)
     if COUNT == 1:
         return (hopper.warpgroup_mma_wait(BLOCKS, sums),)

@@ -13,13 +13,13 @@ import torch
 
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import gl, triton
-    from specdec.kernels.persistent.form import LEFT_SUMS, Form
+    from specdec.kernels.persistent.form import Form
     from specdec.kernels.persistent.kernel import persistent_kernel
 
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from specdec.kernels.tile_shapes import RELAY, Shape, row_pieces, takes_turns
+from specdec.kernels.tile_shapes import Shape, row_pieces, takes_turns
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -36,8 +36,6 @@ def source_of(words: list[str]) -> GluonASTSource:
     is_gated = words[4] == "gate"
     is_needed = "needed" in words
     is_late = "late" in words
-    is_relay = cuts == RELAY
-    cuts = 1 if is_relay else cuts
     main_rows, tail = row_pieces(block_m)
     has_turns = takes_turns(words[4], Shape(block_n, block_m, 64, 3, 4, cuts))
     groups = block_n // 64
@@ -55,8 +53,6 @@ def source_of(words: list[str]) -> GluonASTSource:
         "x_desc": desc("bf16", 16, main_rows, 64),
         "rest_desc": desc("bf16", 16, tail or main_rows // cuts, 64),
         "bias_ptr": "*bf16",
-        "room_ptr": "*fp32",
-        "flags_ptr": "*i32",
         **dict.fromkeys(("T", "N", "K"), "i32"),
         "FORM": "constexpr",
         "needed_ptr": "*i64" if is_needed else "constexpr",
@@ -68,8 +64,6 @@ def source_of(words: list[str]) -> GluonASTSource:
         has_bias=True,
         tail=tail,
         cuts=cuts,
-        is_relay=is_relay,
-        num_left=LEFT_SUMS,
         num_stages=3,
         height=height,
         groups=groups,

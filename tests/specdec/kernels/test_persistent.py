@@ -11,14 +11,12 @@ from specdec.kernels import linear
 from specdec.kernels.gate_up import launch_gate_up
 from specdec.kernels.linear import launch_split_linear
 from specdec.kernels.persistent.launch import launch_persistent
-from specdec.kernels.tile_shapes import RELAY, Shape
+from specdec.kernels.tile_shapes import Shape
 from specdec.kernels.tiles import Tiles, cut
 
 SIMPLE = Shape(64, 64, 64, 3, 4)  # of the kernels with one program a tile
 SUMS = [(64, 8, 1), (96, 6, 1), (128, 6, 1), (128, 6, 4), (192, 4, 1), (256, 4, 1), (256, 4, 2)]
-SUMS += [(64, 8, RELAY), (128, 6, RELAY), (192, 4, RELAY), (256, 4, RELAY)]
-GATED = [(64, 5, 1), (96, 4, 1), (128, 4, 1), (128, 4, 2), (192, 3, 1), (128, 4, RELAY)]
-GATED += [(192, 3, RELAY), (256, 4, 1), (256, 4, 2), (256, 4, RELAY)]
+GATED = [(64, 5, 1), (96, 4, 1), (128, 4, 1), (128, 4, 2), (192, 3, 1), (256, 4, 1), (256, 4, 2)]
 WIDE_GATED = [(96, 5, 1), (128, 5, 1), (128, 5, 2), (128, 5, 4)]
 
 
@@ -42,13 +40,11 @@ def test_sums_have_the_bits_of_programs_for_a_tile_each(
 ):
     if splits > 1 and is_serial and block_m == 256:
         pytest.skip("two sums of this size do not fit into registers")
-    if is_serial and cuts == RELAY:
-        pytest.skip("a relay is for few rows")
     torch.manual_seed(0)
     tiles = tiles_of(block_m, stages, cuts, splits, is_serial)
     weight = random(N, K)
     monkeypatch.setattr(linear, "tiles_for", lambda *_: cut(SIMPLE, 64, splits))
-    for T in (1, 33, 256, 300, 512 if cuts == RELAY else 1500):
+    for T in (1, 33, 256, 300, 1500):
         x = random(T, K)
         parts = launch_split_linear(x, weight)
         if is_serial:
@@ -89,7 +85,6 @@ def test_gated_products_have_the_bits_of_programs_for_a_tile_each(
     "block_n, block_m, stages, cuts",
     [
         (128, 128, 6, 1),
-        (128, 128, 6, RELAY),
         (128, 256, 4, 2),
         (192, 128, 5, 1),
         (192, 128, 5, 2),
@@ -102,12 +97,12 @@ def test_results_that_are_rounded_at_once_are_the_rounded_sums(
     block_n, block_m, stages, cuts, splits, N, K
 ):
     """Those of one sum leave late; T below a tile, at its end, and many tiles for each program."""
-    if splits > 1 and (block_m == 256 or cuts == RELAY):
-        pytest.skip("sums of two splits: too large, or not for a relay")
+    if splits > 1 and block_m == 256:
+        pytest.skip("sums of two splits are too large")
     torch.manual_seed(0)
     weight = random(N, K)
     tiles = tiles_of(block_m, stages, cuts, splits, is_serial=True, block_n=block_n)
-    for T in (1, 33, 256, 300, 512 if cuts == RELAY else 3000):
+    for T in (1, 33, 256, 300, 3000):
         x = random(T, K)
         sums = torch.full((1, T, N), float("nan"), device="cuda")
         rounded = sums.bfloat16()
@@ -137,8 +132,8 @@ def test_gates_far_beyond_where_exponentials_overflow(monkeypatch):
     [
         pytest.param(128, 192, 1, 2, "split", (), marks=pytest.mark.slow),
         pytest.param(128, 128, 2, 1, "gate", ("late",), marks=pytest.mark.slow),
-        pytest.param(128, 192, RELAY, 1, "gate", (), marks=pytest.mark.slow),
-        (128, 256, RELAY, 1, "gate", ("late",)),
+        pytest.param(128, 192, 1, 1, "gate", (), marks=pytest.mark.slow),
+        (128, 256, 2, 1, "gate", ("late",)),
         pytest.param(192, 128, 1, 1, "split", ("late",), marks=pytest.mark.slow),
         pytest.param(192, 128, 1, 2, "split", (), marks=pytest.mark.slow),
         pytest.param(192, 128, 2, 1, "gate", ("late",), marks=pytest.mark.slow),

@@ -68,10 +68,53 @@ def test_the_shipped_table_is_written_as_the_writer_writes_it():
     assert format_table(shipped_table()) == file.read_text()
 
 
+# Row classes to be measured again, by GPU and product: their best tiles were a relay's, which is
+# gone. Until then they follow the rule.
+UNMEASURED = {
+    "NVIDIA H200": {
+        "split,6144,8192,bfloat16": {320},
+        "split,3072,8192,bfloat16": {384},
+        "split,5120,6144,bfloat16": {512},
+        "gate,12288,2048,bfloat16": {384},
+        "split,6144,5120,bfloat16": {384},
+        "gate,24576,4096,bfloat16": {384},
+        "split,7168,5120,bfloat16": {384},
+        "split,5120,5120,bfloat16": {512},
+        "gate,34816,5120,bfloat16": {160, 320, 384, 448, 512},
+        "split,5120,17408,bfloat16": {448, 512},
+        "split,7168,10240,bfloat16": {384},
+        "split,10240,5120,bfloat16": {448},
+        "split,5120,8192,bfloat16": {448},
+        "gate,51200,5120,bfloat16": {320, 384, 448, 512},
+        "split,5120,25600,bfloat16": {320, 448},
+        "split,10240,10240,bfloat16": {160, 320},
+    },
+    "NVIDIA H100 80GB HBM3": {
+        "split,6144,4096,bfloat16": {384},
+        "gate,28672,4096,bfloat16": {384},
+        "split,6144,8192,bfloat16": {384},
+        "gate,24576,4096,bfloat16": {384},
+        "gate,34816,5120,bfloat16": {160, 192, 256, 320, 384, 448, 512},
+        "split,5120,17408,bfloat16": {448},
+        "split,10240,5120,bfloat16": {256, 448, 512},
+        "split,5120,8192,bfloat16": {448},
+        "gate,51200,5120,bfloat16": {192, 256, 320, 384, 448, 512},
+        "split,5120,25600,bfloat16": {256, 320, 448, 512},
+        "split,10240,10240,bfloat16": {256, 320, 512},
+    },
+}
+
+
 def test_every_shipped_product_has_every_row_class():
-    for entries in shipped_table().values():
-        for product, entry in entries.items():
-            assert tuple(sorted(entry.rows)) == ROW_CLASSES, product
+    missing = {
+        gpu: {
+            key_of(product): rows
+            for product, entry in entries.items()
+            if (rows := set(ROW_CLASSES) ^ set(entry.rows))
+        }
+        for gpu, entries in shipped_table().items()
+    }
+    assert missing == UNMEASURED
 
 
 @pytest.mark.parametrize(
@@ -111,6 +154,23 @@ def test_what_is_wrong_is_named_with_the_file_and_what_to_do(tmp_path, key, entr
     assert words in message
     assert message.startswith(str(file))
     assert message.endswith("correct the file, or delete it and run `specdec tune` again")
+
+
+def test_tiles_of_a_relay_are_left_out_with_one_line_of_the_log(tmp_path, caplog):
+    """A table that an earlier version has written is taken, and written without them."""
+    file = tmp_path / "tiles.json"
+    relay, kept = [128, 128, 64, 6, 4, -1], [128, 128, 64, 6, 4, 2]
+    rows = {"384": relay, "448": [128, 256, 64, 4, 4, -1], "512": kept}
+    file.write_text(json.dumps({"GPU": {KEY: {"splits": 2, "rows": rows}}}))
+    tables = [read_table(file) for _ in range(3)]
+    assert tables == [{"GPU": {PRODUCT: Entry(2, {512: Shape(*kept)})}}] * 3
+    [line] = caplog.messages
+    assert line == (
+        f"{file}: 2 tiles of a kernel that is gone (cuts -1) are left out, and others are chosen; "
+        "`specdec tune` measures them"
+    )
+    write_table(file, tables[0])
+    assert "-1" not in file.read_text()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"GPU": 1}', "[" * 100_000])

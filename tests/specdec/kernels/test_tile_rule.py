@@ -6,7 +6,6 @@ from specdec.kernels.tile_rule import _accumulators, candidates, clocks, rule_sh
 from specdec.kernels.tile_shapes import (
     KINDS,
     PARALLEL_ROWS,
-    RELAY,
     ROW_CLASSES,
     SHARED_MEMORY,
     Product,
@@ -89,23 +88,12 @@ def test_the_last_turn_is_cut_where_it_is_short_of_tiles():
     assert cut == whole  # four turns
 
 
-def test_a_relay_pays_where_a_last_turn_is_short_and_turns_are_long():
-    def times(N: int, K: int) -> tuple[float, float]:
-        shapes = [Shape(128, 128, 64, 4, 4, cuts) for cuts in (1, RELAY)]
-        return tuple(clocks(Product("gate", N, K), 384, 1, shape) for shape in shapes)
-
-    whole, relay = times(28672, 4096)  # 336 tiles: 2.55 turns
-    assert relay < 0.95 * whole
-    whole, relay = times(28672, 256)
-    assert relay > whole
-
-
 def test_tiles_are_cut_only_where_a_last_turn_is_short():
     def cuts(N: int, rows: int) -> set[int]:
         found = candidates(Product("gate", N, 4096), rows, 1, has_wgmma=True)
         return {s.cuts for s in found if (s.block_n, s.block_m) == (128, 128) and s.cuts}
 
-    assert cuts(28672, 512) == {1, 2, 4, RELAY}
+    assert cuts(28672, 512) == {1, 2, 4}
     assert cuts(256 * 132, 512) == {1}  # whole turns
     assert cuts(4096, 256) == {1}  # less than a turn
     assert cuts(28672, 4096) == {1}

@@ -1,10 +1,12 @@
 """Which tiles a product takes: the user's, the shipped, the rule's; its splits never the user's."""
 
+import json
+
 import pytest
 import torch
 
 from specdec.kernels import tiles
-from specdec.kernels.tables import Entry
+from specdec.kernels.tables import Entry, key_of, user_table
 from specdec.kernels.tile_rule import rule_shape, rule_splits
 from specdec.kernels.tile_shapes import MANY_ROWS, ROW_CLASSES, Product, Shape, problem_of
 from specdec.kernels.tiles import Tiles, choose_tiles, source_of, tiles_for_columns
@@ -42,6 +44,21 @@ def test_the_users_rows_come_before_the_shipped_and_these_before_the_rule(own_ta
     assert shape_of(chosen(SHIPPED, 32)) == SHAPES[0]
     assert shape_of(chosen(SHIPPED, 64)) == rule_shape(SHIPPED, 64, 2)
     assert shape_of(chosen(SHIPPED, 16, "another")) == rule_shape(SHIPPED, 16, 2)
+
+
+def test_a_users_relay_gives_way_to_the_rule(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECDEC_CACHE_DIR", str(tmp_path))
+    line = {"splits": 1, "rows": {"384": [128, 128, 64, 6, 4, -1], "16": list(SHAPES[1])}}
+    (tmp_path / "tiles.json").write_text(json.dumps({"GPU": {key_of(SHIPPED): line}}))
+    for cached in (user_table, choose_tiles):
+        cached.cache_clear()
+    try:
+        assert shape_of(chosen(SHIPPED, 16)) == SHAPES[1]
+        splits = rule_splits(SHIPPED.N, SHIPPED.K)
+        assert shape_of(chosen(SHIPPED, 384)) == rule_shape(SHIPPED, 384, splits)
+    finally:
+        for cached in (user_table, choose_tiles):
+            cached.cache_clear()
 
 
 def test_a_source_has_tiles_for_every_class_of_rows(own_table):

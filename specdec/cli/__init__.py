@@ -24,8 +24,6 @@ app = Typer(
     rich_markup_mode=None,
     context_settings={"max_content_width": 100},
 )
-cache_commands = Typer(help="Compiled kernels, for a machine with the same GPU and versions.")
-app.add_typer(cache_commands, name="cache", short_help="Take compiled kernels to another machine.")
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -663,46 +661,3 @@ def env(json: shared.Json = False) -> None:
     from specdec.cli.env import run_env
 
     run_env(json)
-
-
-@cache_commands.command("export", short_help="Write the compiled kernels to a file.")
-def export_cache(
-    file: Annotated[
-        Path,
-        Argument(
-            dir_okay=False, metavar="FILE", help="a new file, KERNELS.tar.gz", show_default=False
-        ),
-    ],
-) -> None:
-    """Write the compiled kernels of this machine to a file.
-
-    Start an engine first, with the models and options that will be used: that compiles the kernels
-    that belong to them.
-    """
-    from specdec.cli.cache import run_export
-
-    run_export(file)
-
-
-@cache_commands.command("import", short_help="Install kernels from a file.")
-def import_cache(
-    file: Annotated[
-        Path,
-        Argument(
-            exists=True,
-            dir_okay=False,
-            metavar="FILE",
-            help="from `specdec cache export`",
-            show_default=False,
-        ),
-    ],
-) -> None:
-    """Install compiled kernels, so that a start need not compile them.
-
-    The file holds compiled code that will run on this machine, its CPU included: import only what
-    you trust. GPU, torch, Triton, CUDA, Python and platform must be the same as where it was
-    exported. Kernels that are there already are kept.
-    """
-    from specdec.cli.cache import run_import
-
-    run_import(file)

@@ -20,6 +20,9 @@ from specdec.cli.wording import Wording
 UsageError = cast(type[Exception], BadParameter.__bases__[0])
 INTERRUPTED = 130  # what a shell gives for Ctrl-C
 BENCH_SERVE = "bench serve"  # one command; `bench` alone takes a target
+GONE = {  # commands of earlier versions, and what to do instead
+    "cache": "set TRITON_CACHE_DIR, and copy that folder to the same path on other machines",
+}
 
 
 def run_command(app: Typer, given: Sequence[str]) -> None:
@@ -28,6 +31,8 @@ def run_command(app: Typer, given: Sequence[str]) -> None:
         set_up_logging()
         line = shlex.join(["specdec", *_without_keys(given)])
         given = _joined(given)
+        if given and given[0] in GONE:
+            raise ValueError(f"the command {given[0]!r} is gone: {GONE[given[0]]}")
         code = app(args=list(given), prog_name="specdec", obj=line, standalone_mode=False)
     except UsageError as error:
         raise SystemExit(_refuse(_usage(error, given), error)) from None

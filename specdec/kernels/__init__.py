@@ -20,7 +20,6 @@ __all__ = [
     "COMPILING",
     "HAS_TRITON",
     "INTERPRET",
-    "KERNEL_NAMES",
     "NO_GPU",
     "AsyncCompileMode",
     "GluonDescriptor",
@@ -111,30 +110,27 @@ before_compiling: ContextVar[Callable[..., None] | None] = ContextVar(
     "before_compiling", default=None
 )  # what a thread that compiles calls first, with the arguments of triton.compile
 COMPILING: set[int] = set()  # threads that compile at the moment
-KERNEL_NAMES: set[str] = set()  # of every `jit` function, as its file is imported
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def jit(kernel=None, *, varying=()):
-    """A Triton kernel; without Triton the function as it is, which is never launched.
+    """Make a Triton kernel; without Triton leave the function, which is never launched.
 
     varying: arguments that differ from call to call, so that one compiled kernel serves every value
     and every alignment of them.
     """
     if kernel is None:
         return partial(jit, varying=varying)
-    KERNEL_NAMES.add(kernel.__name__)
     if not HAS_TRITON:
         return kernel
     return (triton.jit if INTERPRET else Kernel)(kernel, do_not_specialize=list(varying))
 
 
 def gluon_jit(kernel=None, *, varying=()):
-    """A kernel in Gluon, which no interpreter runs; without Triton the function as it is."""
+    """Make a kernel in Gluon, which no interpreter runs; without Triton leave the function."""
     if kernel is None:
         return partial(gluon_jit, varying=varying)
-    KERNEL_NAMES.add(kernel.__name__)
     return GluonKernel(kernel, do_not_specialize=list(varying)) if HAS_TRITON else kernel
 
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from specdec.kernels import KERNEL_NAMES
 from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.compilations import compiling_ahead
@@ -53,11 +52,6 @@ def compile_ahead(runner: Runner, progress: bool = True) -> None:
             rehearsal.run(step)
             note_ready()
         runner.start_rows([(0, RowStart(blocks=[0], num_draft_tokens=0))])
-
-
-def kernel_names() -> frozenset[str]:
-    """Of every function of kernels that serving may launch; the imports above reach all files."""
-    return frozenset(KERNEL_NAMES)
 
 
 class _Rehearsal(Acts):

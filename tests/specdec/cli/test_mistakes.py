@@ -19,6 +19,8 @@ MISTAKES = [
     # the command line itself
     ("genrate demo x", "no such command 'genrate'. Did you mean 'generate'? (see specdec --help)"),
     ("--colour", "no such option: --colour"),
+    ("cache export kernels.tar.gz", "the command 'cache' is gone: set TRITON_CACHE_DIR, and copy"),
+    ("cache --help", "the command 'cache' is gone"),
     ("generate", "missing argument 'TARGET' (see specdec generate --help)"),
     ("verify demo", "missing argument 'DRAFT'"),
     ("generate demo x --tempature 1", "no such option: --tempature (Possible options: --temp"),

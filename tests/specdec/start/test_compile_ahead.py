@@ -1,16 +1,10 @@
 """The steps that are compiled ahead cover every kind of row count that an engine may have."""
 
-import ast
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-import specdec
 from scripts.soak import rows_are_shared
 from specdec import LLM
 from specdec.kernels.attention import launch_plan
@@ -131,24 +125,6 @@ def test_a_draft_whose_cache_is_extended_alone_is_compiled_ahead(chunks):
 def test_each_kind_of_prompt_rows_with_logprobs_is_compiled_ahead():
     every = {kind(rows) for rows in range(1, ROWS_AT_ONCE + 1)}
     assert {kind(rows) for rows in LOGPROB_ROWS} == every
-
-
-def jitted(root: Path) -> Iterator[str]:
-    """Names of the functions below it that are decorated as kernels, read from the source."""
-    for file in root.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            for decorator in getattr(node, "decorator_list", ()):
-                if ast.unparse(decorator).partition("(")[0] in ("jit", "gluon_jit"):
-                    yield node.name
-
-
-def test_the_names_of_kernels_are_those_of_all_files():
-    root = Path(specdec.__file__).parent
-    code = "from specdec.start.compile_ahead import kernel_names; print(*kernel_names())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    names = set(done.stdout.split())
-    assert "_paged_attention_kernel" in names
-    assert names == set(jitted(root)) - set(jitted(root / "bench"))
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 9, 64, 256])

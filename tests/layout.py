@@ -191,6 +191,8 @@ def _forbidden(module: str, name: str) -> str | None:
     top = name.split(".")[0]
     if name == ".":
         return "relative import: write the whole name"
+    if top == "unittest":
+        return "unittest: what may be exchanged is passed, or kernels/backend.py's"
     if top in sys.stdlib_module_names:
         return None
     place = place_of(module)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec.bench.attention_jobs import Job, LayerShape, caches_of, contiguous, query_rows
-from specdec.bench.attention_trees import timed_trees
+from specdec.bench.attention_trees import tree_ms
 from specdec.bench.bench import Bench
 from specdec.bench.report import Row
 from specdec.bench.timing import per_call_ms
@@ -68,14 +68,12 @@ def attention(bench: Bench) -> Iterator[Row]:
         for N in sizes.nodes if context in verify else ():
             job = Job(batch=1, rows=N, context=context)
             if _is_possible(bench, layer, job):
-                for name, ms, is_equal in timed_trees(layer, job, bench.options.model_len):
-                    yield {
-                        **_columns("tree", layer, job, ms, bench.bandwidth.reading),
-                        "query_tile": name,
-                        "has_equal_bits": is_equal,
-                        "against_verify": ms / verify[context],
-                        "extra_ms_per_pass": (ms - verify[context]) * num_layers,
-                    }
+                ms = tree_ms(layer, job, bench.options.model_len)
+                yield {
+                    **_columns("tree", layer, job, ms, bench.bandwidth.reading),
+                    "against_verify": ms / verify[context],
+                    "extra_ms_per_pass": (ms - verify[context]) * num_layers,
+                }
 
 
 def _is_possible(bench: Bench, layer: LayerShape, job: Job) -> bool:

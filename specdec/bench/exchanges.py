@@ -7,8 +7,8 @@ all its other kernels stay what they are.
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from unittest.mock import patch
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -17,29 +17,39 @@ from torch import Tensor
 from specdec.bench.attention_jobs import Job
 from specdec.bench.contiguous_attention import ContiguousAttention
 from specdec.bench.yardsticks import yardsticks
-from specdec.kernels import best_token, gate_up, jit, linear, tl
-from specdec.models import layers
-from specdec.stepping import propose
+from specdec.kernels import jit, tl
+from specdec.kernels.backend import Backend, using
 
 BLOCK = 1024  # of silu_mul
-Replacement = tuple[object, str, object]  # module, name, what to use instead
 
 
 @contextmanager
 def exchanged(names: Sequence[str], job: Job, device: torch.device) -> Iterator[None]:
-    """In the body these products, and attention by the yardstick of this name, are others'.
+    """Let others compute these products in the body, and attention by the yardstick of a name.
 
     job: what attention computes in each layer
     """
-    with ExitStack() as stack:
-        for name in names:
-            for replacement in PRODUCTS.get(name) or [_attention(name, job, device)]:
-                stack.enter_context(patch.object(*replacement))
+    with using(backend_of(names, job, device)):
         yield
 
 
-def _attention(name: str, job: Job, device: torch.device) -> Replacement:
-    return layers, "attend", ContiguousAttention(yardsticks(device)[name], job)
+def backend_of(names: Sequence[str], job: Job, device: torch.device) -> Backend:
+    """Say who computes what. names: "layers", "heads", or a yardstick's."""
+    chosen = Backend()
+    for name in names:
+        if name == "layers":
+            chosen = replace(
+                chosen,
+                linear=cublas_linear,
+                split_linear=cublas_sums,
+                gate_up=cublas_gate_up,
+            )
+        elif name == "heads":
+            chosen = replace(chosen, tile_maxima=cublas_tile_maxima)
+        else:
+            attend = ContiguousAttention(yardsticks(device)[name], job)
+            chosen = replace(chosen, attend=attend)
+    return chosen
 
 
 def cublas_linear(
@@ -52,7 +62,7 @@ def cublas_linear(
 
 
 def cublas_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype, first: int = 0) -> Tensor:
-    """All columns: `first` says which may be left out."""
+    """Make all columns: `first` says which may be left out."""
     return torch.mm(x_TK, weight_NK.t(), out_dtype=dtype)[None]
 
 
@@ -78,25 +88,10 @@ def _silu_mul_kernel(out_ptr, gate_up_ptr, I, BLOCK: tl.constexpr):  # type: ign
     tl.store(out_ptr + t * I + i, y.to(out_ptr.dtype.element_ty), mask=i < I)
 
 
-def cublas_tile_maxima(
-    x_TD: Tensor, weight_VD: Tensor, mask: object = None
-) -> tuple[Tensor, Tensor]:
-    """The best of each part of the vocabulary, for the second kernel of best_token.py."""
+def cublas_tile_maxima(x_TD: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the best of each part of the vocabulary, for the second kernel of best_token.py."""
     logits_TV = F.linear(x_TD, weight_VD)
     parts = math.gcd(len(weight_VD), 256)
     best_TP, ids_TP = logits_TV.view(len(x_TD), parts, -1).max(dim=-1)
     first_P = torch.arange(parts, device=x_TD.device) * (len(weight_VD) // parts)
     return best_TP.t().float().contiguous(), (ids_TP + first_P).t().to(torch.int32).contiguous()
-
-
-PRODUCTS: dict[str, list[Replacement]] = {
-    "layers": [
-        (linear, "launch_linear", cublas_linear),
-        (linear, "launch_split_linear", cublas_sums),
-        (gate_up, "launch_gate_up", cublas_gate_up),
-    ],
-    "heads": [
-        (best_token, "launch_tile_maxima", cublas_tile_maxima),
-        (propose, "launch_tile_maxima", cublas_tile_maxima),
-    ],
-}

@@ -16,10 +16,8 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from unittest.mock import patch
 
 import torch
 
@@ -36,7 +34,7 @@ from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
 from specdec.scheduling.row_planner import PlannerStatistics
 from specdec.start.speculation import Drafting
-from specdec.stepping.results import PendingResult
+from specdec.stepping.results import HostWaits
 
 GENERATIONS = 8  # of the window, at least
 LEAST_REQUESTS = 32  # of the window
@@ -155,10 +153,12 @@ def measured(running: "Loop", batch: int, num_ends: int) -> Window:
     del running.gaps[:]
     num_before = len(running.requests)
     num_tokens = running.num_tokens
+    waits = running.waits
+    waited = waits.seconds
     began = time.monotonic()
-    with waits() as waited:
-        running.run(batch, num_ends)
+    running.run(batch, num_ends)
     seconds = time.monotonic() - began
+    waited = waits.seconds - waited
     num_tokens = running.num_tokens - num_tokens
     running.end()
     began_in_it = running.requests[num_before:]
@@ -172,24 +172,9 @@ def measured(running: "Loop", batch: int, num_ends: int) -> Window:
         gaps=running.gaps.tolist(),
         first_tokens=[latency for latency in latencies if latency is not None],
         first_steps=[count for count in steps if count is not None],
-        host_share=1 - sum(waited) / seconds if running.device.type == "cuda" else None,
+        host_share=1 - waited / seconds if running.device.type == "cuda" else None,
         stats=SpeculationStats.merged(done),
     )
-
-
-@contextmanager
-def waits() -> Iterator[list[float]]:
-    """Seconds that the host waits in the body, for each step's results."""
-    found: list[float] = []
-    wait = PendingResult.wait
-
-    def timed(result: PendingResult) -> None:
-        began = time.monotonic()
-        wait(result)
-        found.append(time.monotonic() - began)
-
-    with patch.object(PendingResult, "wait", timed):
-        yield found
 
 
 def num_measured(batch: int) -> int:
@@ -226,6 +211,10 @@ class Loop:
     @property
     def device(self) -> torch.device:
         return self._engine.runner.device
+
+    @property
+    def waits(self) -> HostWaits:
+        return self._engine.runner.results.waits
 
     @property
     def num_tokens(self) -> int:

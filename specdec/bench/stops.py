@@ -13,13 +13,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from unittest.mock import patch
 
 from specdec.bench.bench import Bench
 from specdec.bench.pair import EngineSpec
 from specdec.bench.report import Row
 from specdec.bench.rounds import WARMUP
-from specdec.bench.timing import Clock, Spread
+from specdec.bench.timing import Clock, Spread, wrapped
 from specdec.runner import Runner
 from specdec.start.measure_costs import AT_ONCE, NEVER
 from specdec.stepping.step_sizes import Step
@@ -88,5 +87,5 @@ def stopped_by_host(runner: Runner) -> Iterator[None]:
                 return
             decode(replace(step, num_levels=2))  # one more than the prefill has proposed
 
-    with patch.object(draft, "decode", decode_while_needed):
+    with wrapped(draft, ["decode"], lambda _: lambda decode: decode_while_needed):
         yield

@@ -4,15 +4,15 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ContextDecorator, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
 CACHES = 256 << 20  # bytes that a GPU's caches do not hold
 Mark = Any  # torch.cuda.Event, or seconds of the host's clock
+Method = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +108,14 @@ def per_call_ms(device: torch.device, calls: Sequence[Callable[[], object]]) -> 
 
 @contextmanager
 def wrapped(
-    owner: object, names: Sequence[str], around: Callable[[str], ContextDecorator]
+    owner: object, names: Sequence[str], around: Callable[[str], Callable[[Method], Method]]
 ) -> Iterator[None]:
-    """Run these methods of one object inside `around(name)` while the body runs."""
-    with ExitStack() as stack:
-        for name in names:
-            method = around(name)(getattr(owner, name))
-            stack.enter_context(patch.object(owner, name, method))
+    """Decorate these methods of one object by `around(name)` while the body runs."""
+    decorated = {name: around(name)(getattr(owner, name)) for name in names}
+    for name, method in decorated.items():
+        setattr(owner, name, method)  # it hides the one of the class
+    try:
         yield
+    finally:
+        for name in decorated:
+            delattr(owner, name)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, pick, tl
+from specdec.kernels.backend import GateUp, backend
 from specdec.kernels.few_rows import has_few_rows, launch_few_rows
 from specdec.kernels.invariant import blocked_exp
 from specdec.kernels.kept import store_kept
@@ -17,19 +18,23 @@ from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.persistent.launch import launch_persistent
 from specdec.kernels.tile_order import num_tiles, place_of
 from specdec.kernels.tile_shapes import row_pieces
-from specdec.kernels.tiles import empty_rows, tiles_for
+from specdec.kernels.tiles import Tiles, empty_rows, tiles_for
 
 
 @opaque(lambda x, weight, bias: x.new_empty(x.shape[0], weight.shape[0] // 2))
 def gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None = None) -> Tensor:
     """weight_XD: [2I, D], gate rows before up rows. Returns [T, I] in x's dtype."""
-    return pick(x_TD, launch_gate_up, gate_up_ref)(x_TD, weight_XD, bias_X)
+    launch: GateUp = backend.get().gate_up or launch_gate_up
+    return pick(x_TD, launch, gate_up_ref)(x_TD, weight_XD, bias_X)
 
 
-def launch_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Tensor:
+def launch_gate_up(
+    x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None, tiles: Tiles | None = None
+) -> Tensor:
+    """tiles: None: the fastest that are known, as everywhere but in tuning"""
     T, K = x_TD.shape
     N = len(weight_XD) // 2
-    tiles = tiles_for("gate", x_TD, weight_XD)
+    tiles = tiles or tiles_for("gate", x_TD, weight_XD)
     out_TN = empty_rows(x_TD, T, N)
     if tiles.cuts != 0:
         launch_persistent(out_TN[None], x_TD, weight_XD, bias_X, tiles, is_gated=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import TensorDescriptor, jit, launch_options, pick, tl, use_triton
+from specdec.kernels.backend import Linear, SplitLinear, backend
 from specdec.kernels.few_rows import has_few_rows, launch_few_rows
 from specdec.kernels.invariant import blocked_product
 from specdec.kernels.kept import store_kept
@@ -57,8 +58,8 @@ def linear(
 
     No launch since the last synchronisation may write the weight.
     """
-    multiply = pick(x_TK, launch_linear, linear_ref)
-    return multiply(x_TK, weight_NK, bias_N, out_dtype or x_TK.dtype)
+    launch: Linear = backend.get().linear or launch_linear
+    return pick(x_TK, launch, linear_ref)(x_TK, weight_NK, bias_N, out_dtype or x_TK.dtype)
 
 
 def split_linear(
@@ -82,8 +83,8 @@ def _empty_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype, first: int)
 
 @opaque(_empty_sums)
 def _split_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype, first: int) -> Tensor:
-    multiply = pick(x_TK, launch_split_linear, split_linear_ref)
-    return multiply(x_TK, weight_NK, dtype, first)
+    launch: SplitLinear = backend.get().split_linear or launch_split_linear
+    return pick(x_TK, launch, split_linear_ref)(x_TK, weight_NK, dtype, first)
 
 
 def num_parts(x_TK: Tensor, weight_NK: Tensor) -> int:
@@ -95,10 +96,15 @@ def num_parts(x_TK: Tensor, weight_NK: Tensor) -> int:
 
 
 def launch_linear(
-    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out_dtype: torch.dtype
+    x_TK: Tensor,
+    weight_NK: Tensor,
+    bias_N: Tensor | None,
+    out_dtype: torch.dtype,
+    tiles: Tiles | None = None,
 ) -> Tensor:
+    """tiles: None: the fastest that are known, as everywhere but in tuning"""
     out_TN = torch.empty(len(x_TK), len(weight_NK), dtype=out_dtype, device=x_TK.device)
-    tiles = tiles_for("whole", x_TK, weight_NK)
+    tiles = tiles or tiles_for("whole", x_TK, weight_NK)
     if has_few_rows(x_TK, tiles):
         launch_few_rows(out_TN, x_TK, weight_NK, bias_N, tiles)
     else:
@@ -107,10 +113,14 @@ def launch_linear(
 
 
 def launch_split_linear(
-    x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype = torch.float32, first: int = 0
+    x_TK: Tensor,
+    weight_NK: Tensor,
+    dtype: torch.dtype = torch.float32,
+    first: int = 0,
+    tiles: Tiles | None = None,
 ) -> Tensor:
-    """[splits, T, N]. dtype: of a sum that is all. first: as of split_linear"""
-    tiles = tiles_for("split", x_TK, weight_NK)
+    """Leave [splits, T, N]. dtype: of a sum that is all. first, tiles: as in the others."""
+    tiles = tiles or tiles_for("split", x_TK, weight_NK)
     if first > 0 and tiles.cuts != 0:  # persistent/ makes all columns
         tiles = tiles_for_columns(tiles, x_TK, weight_NK[first:])
     parts = 1 if tiles.is_serial else tiles.splits

@@ -14,6 +14,7 @@ from graphs.breakable import eager_break_during_capture
 from graphs.context import get_forward_context
 from specdec.kernels.attention.launch import paged_attention
 from specdec.kernels.attention.query_rows import QueryRows
+from specdec.kernels.backend import backend
 from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
 from specdec.kernels.rotate_and_store import HeadNorms, rotate_and_store
@@ -64,6 +65,10 @@ def attend(q_THC: Tensor, out_THC: Tensor, layer: int, is_picked: bool) -> None:
 
     is_picked: the rows are not those of the pass but the ones that its last layer finishes
     """
+    other = backend.get().attend
+    if other is not None:
+        other(q_THC, out_THC, layer, is_picked)
+        return
     metadata = _metadata()
     cache = metadata.layer_caches[layer]
     groups = metadata.finished if is_picked else metadata.groups

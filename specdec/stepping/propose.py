@@ -76,11 +76,8 @@ def propose_sampled(
 
 
 def launch_propose(normed_BD: Tensor, weight_WD: Tensor, to: DraftLevel) -> None:
-    if to.calibration is None:  # the call that a benchmark exchanges
-        maxima = TileMaxima(*launch_tile_maxima(normed_BD, weight_WD))
-    else:
-        maxima = launch_tile_maxima(normed_BD, weight_WD, None, has_sums=True)
-    launch_write_level(maxima, to)
+    has_sums = to.calibration is not None
+    launch_write_level(launch_tile_maxima(normed_BD, weight_WD, None, has_sums), to)
 
 
 def launch_write_level(

@@ -3,6 +3,7 @@
 The draft's proposals are copied after it, where a grammar has to follow them.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -93,6 +94,13 @@ class Drafts(NamedTuple):
 
 
 @dataclass(slots=True)
+class HostWaits:
+    """How long the host has waited for results of an engine's steps."""
+
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
 class PendingResult:
     """A step's results on their way; read them before NUM_SLOTS further steps are launched."""
 
@@ -106,6 +114,7 @@ class PendingResult:
     proposals_cpu: Tensor | None = None
     proposed: torch.cuda.Event | None = None
     _proposals: "Proposals | None" = None  # once they were read
+    waits: HostWaits = field(default_factory=HostWaits)  # the time of `wait` is added there
 
     def ms_after(self, earlier: "PendingResult") -> float | None:
         """Milliseconds on the device from the result of the step before; None without its clock.
@@ -117,9 +126,11 @@ class PendingResult:
         return float(earlier.sent.elapsed_time(self.sent))
 
     def wait(self) -> None:
-        """For the results, and for no later pass."""
+        """Wait for the results, and for no later pass."""
         if self.sent is not None:
+            began = time.monotonic()
             self.sent.synchronize()
+            self.waits.seconds += time.monotonic() - began
 
     def read(self) -> StepResult:
         """The result, once it is there."""
@@ -195,6 +206,7 @@ class Results:
         ]
         self._send = sender(results)
         self._num_sent = 0
+        self.waits = HostWaits()
         self.latest = PendingResult(self._slots_cpu[0, :0], self._columns, None)
 
     def send(self, num_reqs: int, logprobs: RecordedLogprobs, are_trees: bool = False) -> None:
@@ -211,7 +223,8 @@ class Results:
             for part in (logprobs.sampled, *logprobs.prompts)
         ]
         columns = self._columns_of_trees if are_trees else self._columns
-        self.latest = PendingResult(rows_cpu, columns, self._sent[slot], sampled, prompts)
+        sent, waits = self._sent[slot], self.waits
+        self.latest = PendingResult(rows_cpu, columns, sent, sampled, prompts, waits=waits)
         if self.latest.sent is not None:
             self.latest.sent.record(torch.cuda.current_stream(self._results.device))
 

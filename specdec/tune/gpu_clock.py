@@ -8,14 +8,16 @@ candidates of 20 to 30 milliseconds each, splits included: three to five minutes
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from graphs.cuda import CudaBackend
-from specdec.kernels import best_token, gate_up, is_hopper, linear, triton
+from specdec.kernels import is_hopper, triton
+from specdec.kernels.best_token import launch_tile_maxima
 from specdec.kernels.compilations import compiling_ahead
+from specdec.kernels.gate_up import launch_gate_up
+from specdec.kernels.linear import launch_linear, launch_split_linear
 from specdec.kernels.tile_rule import measured_rows
 from specdec.kernels.tile_shapes import Product, rows_of_tiles
 from specdec.kernels.tiles import Tiles
@@ -102,20 +104,14 @@ class GpuClock:
 
 
 def _launch(product: Product, x_TK: Tensor, weight_NK: Tensor, tiles: Tiles | None) -> object:
-    """The kernel that a model runs for this product, with tiles of our choice.
-
-    `tiles_for` is patched: only here are tiles a choice, and launchers have no parameter for them.
-    """
+    """Launch the kernel that a model runs for this product, with tiles of our choice."""
     if product.kind == "gate":
-        with patch.object(gate_up, "tiles_for", lambda *_: tiles):
-            return gate_up.launch_gate_up(x_TK, weight_NK, None)
+        return launch_gate_up(x_TK, weight_NK, None, tiles)
     if _is_head(product):
-        with patch.object(best_token, "tiles_for", lambda *_: tiles):
-            return best_token.launch_tile_maxima(x_TK, weight_NK)
-    with patch.object(linear, "tiles_for", lambda *_: tiles):
-        if product.kind == "split":
-            return linear.launch_split_linear(x_TK, weight_NK, x_TK.dtype)
-        return linear.launch_linear(x_TK, weight_NK, None, x_TK.dtype)
+        return launch_tile_maxima(x_TK, weight_NK, tiles=tiles)
+    if product.kind == "split":
+        return launch_split_linear(x_TK, weight_NK, x_TK.dtype, tiles=tiles)
+    return launch_linear(x_TK, weight_NK, None, x_TK.dtype, tiles)
 
 
 def _is_head(product: Product) -> bool:

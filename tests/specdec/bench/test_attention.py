@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from specdec.bench import attention as suite
-from specdec.bench import attention_jobs, attention_trees
+from specdec.bench import attention_jobs
 from specdec.bench.attention_jobs import Job, LayerShape
 from specdec.bench.bench import Bench, BenchOptions
 from specdec.bench.card import Bandwidth
@@ -19,10 +19,8 @@ from specdec.bench.timing import CACHES
 from specdec.bench.yardsticks import flash_packed, yardsticks
 from specdec.cli import main
 from specdec.kernels.attention import launch, twin
-from specdec.kernels.attention.launch import launch_paged_attention, paged_attention
+from specdec.kernels.attention.launch import paged_attention
 from specdec.kernels.attention.query_rows import QueryRows, plan_tiles
-from specdec.kernels.attention.query_tiles import QueryTile
-from tests.specdec.kernels.row_products import multiply_row_by_row
 
 CPU = torch.device("cpu")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -117,25 +115,6 @@ def test_a_wrong_yardstick_has_an_error_in_place_of_a_time(bench, monkeypatch):
     row = suite.compared(LayerShape(bench.pair), Job(batch=1, rows=2, context=70), 1e12, 192)
     assert row["errors"] == "wrong: differs from ours by 100.0% of the largest value"
     assert (row["yardstick"], row["yardstick_ms"], row["wrong_ms"]) == (None, None, None)
-
-
-@pytest.mark.slow
-def test_trees_are_timed_in_larger_tiles_and_their_bits_compared(bench, monkeypatch):
-    multiply_row_by_row(monkeypatch)
-    monkeypatch.setattr(attention_trees, "paged_attention", launch_paged_attention)
-    layer, job = LayerShape(bench.pair), Job(batch=1, rows=5, context=70)
-    assert attention_trees.larger_tiles(layer, job) == []
-    tile = QueryTile(8, 64, 4)
-    monkeypatch.setattr(attention_trees, "larger_tiles", lambda layer, job: [tile])
-    rows = []
-    plan = launch.plan_launch
-    monkeypatch.setattr(
-        launch, "plan_launch", lambda *of, **more: rows.append(plan(*of, **more)) or rows[-1]
-    )
-    shipped, larger = attention_trees.timed_trees(layer, job, 192)
-    assert (shipped[0], larger[0]) == ("as shipped", "64 rows, 4 warps")
-    assert (shipped[2], larger[2]) == (True, True)
-    assert [each.tile.rows for each in rows] == [16, 64]
 
 
 def test_what_does_not_fit_is_said_and_left_out(bench, monkeypatch):

@@ -36,7 +36,7 @@ from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import TreeShape
 from specdec.start.speculation import Drafting
 from specdec.step import PHASES
-from specdec.stepping.results import PendingResult
+from specdec.stepping.results import HostWaits, PendingResult
 
 TINY = shlex.split("--device cpu -k 2 --num-prompts 2 --max-tokens 8 --repeats 1 --num-rounds 2")
 
@@ -678,12 +678,12 @@ def test_a_percentile_is_in_ms_of_as_few_values_as_there_are():
     assert found == [None, 2.0, pytest.approx(1.99)]
 
 
-def test_what_the_host_waits_for_results_is_measured(monkeypatch):
-    monkeypatch.setattr(PendingResult, "wait", lambda result: time.sleep(0.02))
-    result = PendingResult(torch.zeros(1, 1), None, None)
-    with loops.waits() as found:
+def test_what_the_host_waits_for_results_is_measured():
+    waits, sent = HostWaits(), SimpleNamespace(synchronize=lambda: time.sleep(0.02))
+    results = [
+        PendingResult(torch.zeros(1, 1), None, event, waits=waits) for event in (sent, sent, None)
+    ]
+    for result in results:
         result.wait()
-        result.wait()
-    result.wait()
-    assert len(found) == 2
-    assert min(found) >= 0.02
+    assert waits.seconds >= 0.04
+    assert results[0].waits is waits

@@ -1,15 +1,18 @@
 """What a round computes with in place of our kernels, on a CPU."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
 from specdec import kernels
 from specdec.bench.attention_jobs import Job
-from specdec.bench.exchanges import PRODUCTS, exchanged, silu_mul
+from specdec.bench.exchanges import cublas_tile_maxima, exchanged, silu_mul
 from specdec.bench.pair import EngineSpec, load_pair
 from specdec.bench.prefill import chunk_ms, chunk_spec
 from specdec.bench.rounds import steady
 from specdec.kernels import HAS_TRITON, best_token, gate_up, linear
+from specdec.kernels.backend import Backend, backend
 from specdec.models import layers
 from specdec.scheduling.work import PromptPart
 from specdec.stepping import propose
@@ -128,13 +131,15 @@ def test_the_next_product_reads_what_the_yardstick_found(pair, noted, monkeypatc
 
 
 def test_what_is_exchanged_is_put_back(pair, noted):
-    places = [place for each in PRODUCTS.values() for place in each]
-    names = [(module, name) for module, name, _ in places] + [(layers, "attend")]
-    originals = [getattr(*place) for place in names]
-    with exchanged([*PRODUCTS, "noted"], JOB, CPU):
-        assert all(getattr(module, name) == value for module, name, value in places)
-        assert all(getattr(*place) != was for place, was in zip(names, originals, strict=True))
-    assert [getattr(*place) for place in names] == originals
+    with exchanged(["layers", "heads", "noted"], JOB, CPU):
+        assert None not in asdict(backend.get()).values()
+        with exchanged(["heads"], JOB, CPU):
+            assert backend.get() == Backend(tile_maxima=cublas_tile_maxima)
+        assert None not in asdict(backend.get()).values()
+    assert backend.get() == Backend()
+    with pytest.raises(ZeroDivisionError), exchanged(["layers"], JOB, CPU):
+        _ = 1 / 0
+    assert backend.get() == Backend()
     with pytest.raises(AssertionError, match="the shipped attention ran"):
         chunk_ms(pair, chunk_spec(2, 70), 70)
 
@@ -144,9 +149,10 @@ def test_exchanged_products_run_no_shipped_kernel(monkeypatch):
         raise AssertionError("a shipped kernel ran")
 
     seen, real = [], torch.nn.functional.linear
-    places = [place for name in ("layers", "heads") for place in PRODUCTS[name]]
-    for module, name, _ in places:
-        monkeypatch.setattr(module, name, shipped)
+    monkeypatch.setattr(linear, "launch_linear", shipped)
+    monkeypatch.setattr(linear, "launch_split_linear", shipped)
+    monkeypatch.setattr(gate_up, "launch_gate_up", shipped)
+    monkeypatch.setattr(best_token, "tiles_for", shipped)
     for module in (kernels, linear):
         monkeypatch.setattr(module, "use_triton", lambda *_: True)
     monkeypatch.setattr(
@@ -171,8 +177,9 @@ def test_exchanged_products_run_no_shipped_kernel(monkeypatch):
             )
 
     assert seen == ["linear", "mm", "linear", "linear", "linear"]
-    with pytest.raises(AssertionError, match="a shipped kernel ran"):
-        linear.linear(x, weight)
+    for call in (linear.linear, linear.split_linear, gate_up.gate_up, propose.launch_tile_maxima):
+        with pytest.raises(AssertionError, match="a shipped kernel ran"):
+            call(x, weight)
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton or its interpreter")

@@ -119,7 +119,7 @@ class CudaGraphManager:
         self._piecewise.use(BreakableCUDAGraphWrapper(model, self._pool, debug_log_enable=False))
 
     def init_compiled_runner(self, model: Callable[..., object], split_ops: Sequence[str]) -> None:
-        """The same for compiled pieces of `model`, split at the ops of these names."""
+        """Build compiled pieces of `model`, split at the ops of these names, for the same use."""
         if self._pool is None or not self.mode.has_piecewise_cudagraphs():
             return
         if self.use_breakable_cg:

@@ -224,7 +224,7 @@ class Runner:
 
     @contextmanager
     def stopping_below(self, threshold: float) -> Iterator[None]:
-        """The same in the body alone."""
+        """Stop drafts below the threshold in the body alone."""
         before = self._stops_below
         self.stop_below(threshold)
         try:
@@ -323,7 +323,7 @@ class Runner:
 def _heads(
     target: LoadedTarget, eagle: LoadedEagle | None, dtype: torch.dtype
 ) -> tuple[Heads, ...]:
-    """Of the target's attention, and the draft's."""
+    """List the heads of the target's attention, and of the draft's."""
     layers = [target.config.layer] + ([eagle.config.layer] if eagle is not None else [])
     return tuple(
         Heads(

@@ -42,7 +42,7 @@ class TreeShape:
 
     @property
     def first_requests(self) -> tuple[int, ...]:
-        """Of each shape, the fewest requests; ascending."""
+        """The fewest requests that each shape is for, ascending."""
         return (1, *(first for first, _, _ in self.smaller))
 
     def of(self, num_reqs: int) -> "TreeShape":
@@ -51,7 +51,7 @@ class TreeShape:
 
     @property
     def num_rows(self) -> int:
-        """Of a request that verifies: the root and all nodes."""
+        """Count the rows of a request that verifies: the root and all nodes."""
         return self.num_nodes + 1
 
     @property
@@ -71,7 +71,7 @@ class TreeShape:
 
     @property
     def num_draft_rows(self) -> int:
-        """Of all levels but the first, whose logits come from a request's last committed pair."""
+        """Count the rows of all levels but the first, which comes from the last committed pair."""
         return self.top_k * (self.num_levels - 1)
 
 
@@ -141,7 +141,7 @@ class EngineSizes:
 
     @property
     def num_draft_tree_blocks(self) -> int:
-        """The same for the levels of the draft."""
+        """Count the blocks for the levels of the draft."""
         rows = 0 if self.tree is None else self.tree.num_draft_rows
         return -(-self.max_tree_requests * rows // BLOCK_SIZE)
 

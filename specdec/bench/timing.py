@@ -17,7 +17,7 @@ Method = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of several measurements: the median, the ends of the middle 80 %, and the mean."""
+    """Sum up several measurements: the median, the ends of the middle 80 %, and the mean."""
 
     median: float
     low: float

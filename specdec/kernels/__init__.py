@@ -164,7 +164,7 @@ def _capability(index: int) -> tuple[int, int]:
 
 @cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Of a GPU: as many large programs run at a time."""
+    """Count a GPU's multiprocessors: as many large programs run at a time."""
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 

@@ -43,7 +43,7 @@ class StopMask(NamedTuple):
 
 
 class TileMaxima(NamedTuple):
-    """Of each tile of ids and each row."""
+    """What is known of each tile of ids and each row."""
 
     best: Tensor  # [tiles, T] float32, the greatest score
     ids: Tensor  # [tiles, T] int32, its lowest id

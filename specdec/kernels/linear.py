@@ -38,7 +38,7 @@ class Sums(NamedTuple):
     bias_N: Tensor | None
 
     def finish(self, dtype: torch.dtype) -> Tensor:
-        """The twin of what every reader does."""
+        """Add the splits and the bias, and round, as every reader does."""
         total_TN = self.parts_STN[0]
         for part_TN in self.parts_STN[1:]:
             total_TN = total_TN + part_TN
@@ -264,7 +264,7 @@ def split_sum(x_desc, w_desc, n0, m0, split, K, SPLITS: tl.constexpr):
 
 @jit
 def split_sum_and_tail(descs, n0, m0, split, K, SPLITS: tl.constexpr):
-    """The same for BLOCK_M + TAIL rows in two tiles that share each tile of W."""
+    """Sum for BLOCK_M + TAIL rows, in two tiles that share each tile of W."""
     x_desc, tail_desc, w_desc = descs
     BLOCK_N: tl.constexpr = w_desc.block_shape[0]
     BLOCK_K: tl.constexpr = w_desc.block_shape[1]

@@ -87,7 +87,7 @@ START = 220  # clocks of a program before its first product and after its last
 
 
 def rule_splits(N: int, K: int) -> int:
-    """As many programs as multiprocessors can run at a time, with at least 1,024 of K in each."""
+    """Take as many splits as multiprocessors run at a time, with at least 1,024 of K in each."""
     fitting = (n for n in SPLITS if K // n >= 1024 and N // 64 * n <= MULTIPROCESSORS)
     return max(fitting, default=1)
 

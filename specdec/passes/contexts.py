@@ -71,7 +71,7 @@ class PassContexts:
         return self._context(how, T, (self._verified(step, V, R), prompts))
 
     def rows_and_seeds(self, step: Step, how: Dispatch, num_seeds: int) -> ForwardContext:
-        """The same, of which the draft's last layer finishes the seeds: one row of each slot."""
+        """Take all rows; the draft's last layer finishes the seeds, one row of each slot."""
         seeds = self._with_kept_launches(self._level(num_seeds, 1, step.max_seq_len))
         return _finishing(self.rows(step, how), (seeds,))
 
@@ -80,8 +80,9 @@ class PassContexts:
         return _finishing(context, (self._level(num_seeds, 1, self.max_model_len),))
 
     def rows_and_decided(self, step: Step, how: Dispatch) -> ForwardContext:
-        """The same, of which the target's last layer finishes those after which a token is chosen:
-        all that verify, then the last one of each part of a prompt.
+        """Take all rows, of which the target's last layer finishes those that choose a token.
+
+        These are all that verify, then the last one of each part of a prompt.
         """
         context = self.rows(step, how)
         V, B = step.num_verified, step.num_reqs
@@ -181,7 +182,7 @@ class PassContexts:
         return self._with_kept_launches(self._uniform(num_reqs, step.query_len, num_rows, bound))
 
     def _shared(self, num_reqs: int, most: int, num_rows: int, max_seq_len: int) -> QueryRows:
-        """Of 1 to `most` rows each, as the device shares them out."""
+        """Give each slot 1 to `most` rows, as the device shares them out."""
         return self._query_rows(
             idx_mapping=self.buffers.idx_mapping[:num_reqs],
             positions=self.buffers.positions[:num_rows],
@@ -192,7 +193,7 @@ class PassContexts:
         )
 
     def _uniform(self, num_reqs: int, query_len: int, num_rows: int, max_seq_len: int) -> QueryRows:
-        """The same number of rows for each."""
+        """Give each slot the same number of rows."""
         tree = self.buffers.tree
         paths = None
         if tree is not None and self._verifies_trees and query_len > 1:

@@ -344,7 +344,7 @@ def _mode_of(config: GraphConfig, family: str) -> CUDAGraphMode:
 
 
 def _full_or_none(mode: CUDAGraphMode) -> CUDAGraphMode:
-    """Of a mode its full graphs alone."""
+    """Keep a mode's full graphs alone."""
     has_full = mode.decode_mode() is CUDAGraphMode.FULL
     return CUDAGraphMode.FULL_DECODE_ONLY if has_full else CUDAGraphMode.NONE
 

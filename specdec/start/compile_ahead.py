@@ -61,7 +61,7 @@ class _Rehearsal(Acts):
         """Leave it out."""
 
     def choose(self, step: Step) -> None:
-        """As in serving, except that what no kernel wrote is garbage, and would be embedded."""
+        """Choose as serving does, and clear what no kernel wrote: garbage would be embedded."""
         super().choose(step)
         self.buffers.target_tokens.zero_()
 
@@ -90,7 +90,7 @@ def forwards(runner: Runner) -> Iterator[Step]:
 
 
 def shared_cuts(runner: Runner) -> Iterable[tuple[int, int]]:
-    """Of each kind of attention in rounds whose rows are shared out: requests, and all rows."""
+    """Find requests and rows for each kind of attention in rounds whose rows are shared out."""
     sizes = runner.sizes
     found: dict[object, tuple[int, int]] = {}
     if not sizes.is_adaptive:
@@ -111,7 +111,7 @@ def shared_cuts(runner: Runner) -> Iterable[tuple[int, int]]:
 def attention_cuts(
     runner: Runner, query_lens: Iterable[int], max_rows: int, tree: TreeShape | None = None
 ) -> Iterable[tuple[int, int]]:
-    """Of each kind of launch: rows of each request, and a number of requests.
+    """Find rows of a request and requests for each kind of launch.
 
     tree: what rows after the first are nodes of; None: they are chains, or prompts
     """
@@ -195,7 +195,7 @@ def tree_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Step]
 
 
 def tree_counts(runner: Runner) -> Iterator[int]:
-    """Of each shape of tree, where other rounds are of chains: the fewest requests."""
+    """List the fewest requests of each shape of tree, where other rounds are of chains."""
     sizes = runner.sizes
     if sizes.has_both:
         assert sizes.tree is not None, "sizes of chains"
@@ -263,7 +263,7 @@ def request_counts(runner: Runner, query_len: int) -> Iterable[int]:
 
 
 def counts_by_kind(query_len: int, most: int) -> Iterator[int]:
-    """Of each class of row counts: one row, rows that are a multiple of 16, and others.
+    """List one row, rows that are a multiple of 16, and others, of each class of row counts.
 
     most: requests of `query_len` rows
     """
@@ -302,7 +302,7 @@ def prompts(
 
 
 def lengths_of(sizes: EngineSizes, rows: int) -> list[int]:
-    """Of as few prompts as have so many rows, or as many rows as the engine's sizes allow."""
+    """Cut rows into as few prompts as hold them, as far as the engine's sizes allow."""
     longest = sizes.max_model_len - 1
     rows = min(rows, sizes.max_num_seqs * longest)
     return [min(longest, rows - at) for at in range(0, rows, longest)]

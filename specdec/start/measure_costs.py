@@ -143,7 +143,7 @@ def _rounds(runner: Runner) -> Iterator[Step]:
 
 
 def _rows_of_rounds(runner: Runner) -> list[int]:
-    """Of each class of rows the most that are captured, where they take a time of their own."""
+    """List the most captured rows of each class, where they take a time of their own."""
     Q = runner.sizes.query_len
     uniform = [n * Q for n in runner.graphs.target.decode.sizes.requests]
     shared = sorted({rows for _, rows in runner.graphs.shapes})
@@ -178,7 +178,7 @@ def _round(
 
 
 def _prompt(runner: Runner, rows: int) -> Step:
-    """Of padding, as far as the engine's sizes allow; several prompts where one is too long."""
+    """Make prompts of padding, as far as the sizes allow; several where one is too long."""
     sizes = runner.sizes
     lengths = lengths_of(sizes, min(rows, sizes.max_num_rows))
     return prompts(runner, lengths, num_levels=1 if sizes.is_adaptive else None)
@@ -263,7 +263,7 @@ def _trees(runner: Runner) -> list[tuple[int, Timed]]:
 
 
 def _stopped_trees(runner: Runner) -> list[tuple[int, Timed]]:
-    """The same where drafts stop at once; if they may."""
+    """Time rounds of trees whose drafts stop at once, if they may."""
     if runner.threshold is None:
         return []
     with runner.stopping_below(AT_ONCE):
@@ -273,7 +273,7 @@ def _stopped_trees(runner: Runner) -> list[tuple[int, Timed]]:
 def _tree_costs(
     runner: Runner, rounds: Callable[[int], float], measured: Measured, stopped: Measured
 ) -> TreeCosts | None:
-    """Of rounds of trees, where others are of chains. rounds: milliseconds of those, by rows."""
+    """Price rounds of trees, where others are of chains. rounds: milliseconds of those, by rows."""
     shape = runner.sizes.tree
     if shape is None:
         return None

@@ -65,7 +65,7 @@ def propose(normed_BD: Tensor, weight_WD: Tensor, to: DraftLevel) -> None:
 def propose_sampled(
     logits_BW: Tensor, floor_B: Tensor, noise_keys: NoiseKeys, to: DraftLevel
 ) -> None:
-    """The same for tokens that are chosen from logits with noise."""
+    """Write the tokens that are chosen from logits with noise, as `propose` does."""
     temperature_B = noise_keys.temperatures
     if use_triton(logits_BW):
         has_sums = to.calibration is not None

@@ -155,7 +155,7 @@ def test_trees_are_for_few_requests(make, expected, prompts, monkeypatch):
 
 
 def test_times_are_those_of_what_was_drafted_before_a_step(make, prompts, monkeypatch):
-    """Of a step that verifies chains and drafts trees, no kind of round has the time."""
+    """A step that verifies chains and drafts trees is timed for no kind of round."""
     llm = make(async_scheduling=True)
     planned(llm, [TREE, CHAIN] * 40)
     seen = []
@@ -389,7 +389,7 @@ def chains_seen(llm, kinds, prompts, params):
     "draft", ["demo/eagle3", pytest.param("demo/eagle1", marks=pytest.mark.slow)]
 )
 def test_rounds_of_trees_show_the_chains_in_them(make, prompts, draft):
-    """The same confidences as rounds of chains behind the same tokens, and as many that hold."""
+    """Confidences equal those of rounds of chains after the same tokens, and as many hold."""
     params = [
         SamplingParams(
             max_tokens=60,
@@ -497,7 +497,7 @@ def test_trees_of_a_round_stopped_together(threshold, allowed, rests):
 
 
 def test_of_a_tree_that_was_drafted_for_fewer_requests_only_what_may_be_accepted_counts():
-    """Of three tokens of the draft's chain two may be, and both were."""
+    """Two of the chain's three tokens may be accepted, and both were."""
     result = StepResult(
         sampled_tokens=[[10, 20, 99]] * 2,
         num_accepted=[2] * 2,

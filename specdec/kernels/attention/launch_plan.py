@@ -93,7 +93,7 @@ def plan_launch(
     usual_query_len: int | None = None,
     most_keys: int | None = None,
 ) -> Launch:
-    """Of B batch slots.
+    """Plan the launch of B batch slots.
 
     usual_query_len: as in QueryRows; tiles are made for it. most_keys: that a slot can have; None:
     any number
@@ -148,7 +148,7 @@ def is_small(tile: QueryTile, heads: Heads) -> bool:
 
 
 def _sharers(programs: int, has_paths: bool) -> int:
-    """As many for each of these programs, without teams."""
+    """Count the programs that share the splits of each of these, without teams."""
     if not has_paths:
         return -(-SHARERS // programs)
     return -(-(FEW_SHARERS if programs >= MANY_TILES else PATH_SHARERS) // programs)
@@ -173,7 +173,7 @@ def _most_registers(tile: QueryTile, heads: Heads) -> int | None:
 
 
 def stages_of_long_loops(heads: Heads, looks_up: bool) -> int:
-    """Of loops over many tiles: two of keys and values on their way, where these are small.
+    """Count the stages of loops over many tiles: two tiles are on their way, where these are small.
 
     looks_up: the block of each tile, too, which takes two stages more
     """
@@ -183,7 +183,7 @@ def stages_of_long_loops(heads: Heads, looks_up: bool) -> int:
 
 
 def _columns(num_rows: int, heads: Heads) -> int:
-    """Of each program that adds up."""
+    """Count the columns that each program adds up."""
     is_few = num_rows * heads.group * heads.G <= FEW_TO_ADD_UP
     block = int(block_of(heads.C))
     return min(COLUMNS, block) if is_few else block
@@ -204,14 +204,14 @@ def _programs(B: int, query_len: int, tile: QueryTile, heads: Heads) -> int:
 
 
 def _tokens(tile: QueryTile, heads: Heads) -> int:
-    """Of a slot, in a query tile."""
+    """Count the tokens of a slot in a query tile."""
     return max(tile.rows // next_power_of_2(heads.group), 1)
 
 
 def most_rows_in_parts(
     max_query_len: int, max_slots: int, heads: Heads, has_paths: bool = False
 ) -> int:
-    """Of a round whose programs share splits, with up to so many batch slots."""
+    """Bound the rows of a round whose programs share splits, by its batch slots."""
     longest = max_query_len if has_paths else min(max_query_len, MAX_SPLIT_TOKENS)
     most = 0
     for Q in range(1, longest + 1):

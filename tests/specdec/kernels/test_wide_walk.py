@@ -59,12 +59,12 @@ def test_large_trees_are_walked_wide():
 
 
 def num_tiles(splits):
-    """Of 64 keys, by the borders of splits."""
+    """Count the tiles of 64 keys, by the borders of splits."""
     return sum((64, 128, 256, 512)[(s >= 16) + (s >= 40) + (s >= 56)] // 64 for s in splits)
 
 
 def times(count, sharers):
-    """Of each program, in tiles, if to leave a result takes as long as one."""
+    """Time each program in tiles, if to leave a result takes as long as one."""
     merged = num_merged(count, sharers)
     programs = shares(count, sharers)
     results = [1 if merged and i == sharers - 1 else len(own) for i, own in enumerate(programs)]

@@ -109,7 +109,7 @@ def test_the_kernel_of_prompts_is_compiled_ahead(chunks, monkeypatch, max_model_
 
 
 def test_a_draft_whose_cache_is_extended_alone_is_compiled_ahead(chunks):
-    """Of any number of rows where plain rounds may pay, else of parts that fill a step."""
+    """Any number of rows where plain rounds may pay, else parts that fill a step."""
     sizes = {"max_model_len": 4096, "max_num_batched_tokens": 1024, "max_num_seqs": 4}
 
     def rows(**of_draft) -> list[int]:

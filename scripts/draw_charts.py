@@ -1,10 +1,11 @@
 """What do the figures of several runs of `specdec bench` look like as charts?
 
     python -m scripts.draw_charts benchmarks/2026-11-21-h200-*.json --out benchmarks
-    python -m scripts.draw_charts run.json --out /tmp/charts --prefix 2026-11-21-h200-
+    python -m scripts.draw_charts run.json --out /tmp/charts --prefix 2026-11-21-h200- --model 8B
 
 The suite loop is taken from all files, each of its settings from the last file that has it; other
-suites are from the last file that has them. Needs matplotlib.
+suites are from the last file that has them. Each picture names the devices, models and dates of the
+files that it shows. Needs matplotlib.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from specdec.bench.charts import draw_charts
+from specdec.bench.charts import caption, draw_charts
 
 
 def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
@@ -24,25 +25,26 @@ def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="directory of the PNG files")
     parser.add_argument("--prefix", default="", help="before each file name, like 2026-11-21-h200-")
+    parser.add_argument("--model", help="its name in the pictures; default: the target's path")
     return parser.parse_args(args)
-
-
-def suites_of(file: Path) -> dict[str, list[dict[str, object]]]:
-    """Rows by suite, as `specdec bench --json` writes them; none in the files of other scripts."""
-    suites: dict[str, list[dict[str, object]]] = json.loads(file.read_text()).get("suites", {})
-    if not suites:
-        print(f"{file}: no suites of specdec bench in it, left out", file=sys.stderr)
-    return suites
 
 
 def main(args: Sequence[str] | None = None) -> None:
     given = parse_args(args)
     suites: dict[str, list[dict[str, object]]] = defaultdict(list)
+    cards: dict[str, list[dict[str, object]]] = defaultdict(list)
     for file in given.files:
-        for name, rows in suites_of(file).items():
-            suites[name] = suites[name] + rows if name == "loop" else rows
-    for path in draw_charts(suites, given.out, given.prefix):
-        print(f"{path}: {path.stat().st_size / 1024:.0f} KB")
+        run = json.loads(file.read_text())
+        if not run.get("suites"):
+            print(f"{file}: no suites of specdec bench in it, left out", file=sys.stderr)
+        for name, rows in run.get("suites", {}).items():
+            is_more = name == "loop"
+            suites[name] = [*suites[name], *rows] if is_more else rows
+            cards[name] = [*cards[name], run["card"]] if is_more else [run["card"]]
+    for name, rows in suites.items():
+        text = caption(cards[name], given.model)
+        for path in draw_charts({name: rows}, given.out, text, given.prefix):
+            print(f"{path}: {path.stat().st_size / 1024:.0f} KB")
 
 
 if __name__ == "__main__":

@@ -220,13 +220,21 @@ def test_a_load_is_drawn_from_the_last_file_that_has_it(run, tmp_path, monkeypat
     files = [tmp_path / "older.json", tmp_path / "newer.json"]
     for file, rows in zip(files, (older, newer), strict=True):
         suites = {"loop": [dict(zip(names, row, strict=True)) for row in rows], "k": [file.name]}
-        file.write_text(json.dumps({"suites": suites}))
+        card = {"device": "H200", "target": "8b", "date": file.stem}
+        file.write_text(json.dumps({"suites": suites, "card": card}))
     drawn = {}
-    monkeypatch.setattr(charts, "draw_charts", lambda suites, *_: drawn.update(suites) or [])
+
+    def draw(suites, directory, text, prefix):
+        drawn.update({name: (rows, text) for name, rows in suites.items()})
+        return []
+
+    monkeypatch.setattr(charts, "draw_charts", draw)
     run("scripts.draw_charts", *map(str, files), "--out", str(tmp_path))
 
-    assert [row["per_user"] for row in charts.latest(drawn["loop"])] == [12, 14, 13, 15]
-    assert drawn["k"] == ["newer.json"]
+    rows, text = drawn["loop"]
+    assert [row["per_user"] for row in charts.latest(rows)] == [12, 14, 13, 15]
+    assert text == "H200; 8b; newer to older"
+    assert drawn["k"] == (["newer.json"], "H200; 8b; newer")
 
 
 def test_soak_says_that_nothing_is_wrong(run):

@@ -1,6 +1,6 @@
 """One layer's attention: ours over the paged cache, and the fastest others over contiguous keys.
 
-Rounds, prompts and draft trees, with the same queries, keys and values for all; a yardstick whose
+Rounds and prompts, with the same queries, keys and values for all; a yardstick whose
 result differs is no yardstick and has its error in place of a time. On a GPU each is a captured
 chain over as many copies of the keys as no cache holds, as a round reads them: between two passes
 over a layer's keys lie all other weights.
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from specdec.bench.attention_jobs import Job, LayerShape, caches_of, contiguous, query_rows
-from specdec.bench.attention_trees import tree_ms
 from specdec.bench.bench import Bench
 from specdec.bench.report import Row
 from specdec.bench.timing import per_call_ms
@@ -25,13 +24,12 @@ from specdec.sizes import BLOCK_SIZE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """rows: of each request of a round. nodes: of a tree, behind each context but the longest."""
+    """rows: of each request of a round."""
 
     contexts: tuple[int, ...]
     rows: tuple[int, ...]
     batches: tuple[int, ...]
     prompts: tuple[int, ...]
-    nodes: tuple[int, ...]
 
 
 ON_GPU = Sizes(
@@ -39,13 +37,12 @@ ON_GPU = Sizes(
     rows=(1, 4, 6),
     batches=(1, 8, 64),
     prompts=(2048, 8192),
-    nodes=(16, 32),
 )
-ON_CPU = Sizes(contexts=(70, 130), rows=(1, 3), batches=(1, 2), prompts=(66,), nodes=(5,))
+ON_CPU = Sizes(contexts=(70, 130), rows=(1, 3), batches=(1, 2), prompts=(66,))
 
 
 def attention(bench: Bench) -> Iterator[Row]:
-    """One layer's attention, ours and the fastest that can be installed, and what trees cost."""
+    """Time one layer's attention, ours and the fastest that can be installed."""
     bench.pair.drop()
     layer = LayerShape(bench.pair)
     sizes = ON_GPU if layer.device.type == "cuda" else ON_CPU
@@ -56,24 +53,9 @@ def attention(bench: Bench) -> Iterator[Row]:
         for Q in sizes.rows
     ]
     prompts = [Job(batch=1, rows=T, context=T) for T in sizes.prompts]
-    verify: dict[int, float] = {}  # ms of the most rows by context, of one request
     for job in (*rounds, *prompts):
         if _is_possible(bench, layer, job):
-            row = compared(layer, job, bench.bandwidth.reading, bench.options.model_len)
-            if (job.batch, job.rows) == (1, max(sizes.rows)):
-                verify[job.context] = float(str(row["ms_per_layer"]))
-            yield row
-    num_layers = bench.pair.target.config.num_layers
-    for context in sizes.contexts[:-1]:
-        for N in sizes.nodes if context in verify else ():
-            job = Job(batch=1, rows=N, context=context)
-            if _is_possible(bench, layer, job):
-                ms = tree_ms(layer, job, bench.options.model_len)
-                yield {
-                    **_columns("tree", layer, job, ms, bench.bandwidth.reading),
-                    "against_verify": ms / verify[context],
-                    "extra_ms_per_pass": (ms - verify[context]) * num_layers,
-                }
+            yield compared(layer, job, bench.bandwidth.reading, bench.options.model_len)
 
 
 def _is_possible(bench: Bench, layer: LayerShape, job: Job) -> bool:
@@ -86,7 +68,7 @@ def _is_possible(bench: Bench, layer: LayerShape, job: Job) -> bool:
 
 @torch.inference_mode()
 def compared(layer: LayerShape, job: Job, bandwidth: float, model_len: int) -> Row:
-    """Ours, and each yardstick over the same keys."""
+    """Time ours, and each yardstick over the same keys."""
     B, Q, L = job.batch, job.rows, job.context
     num_blocks = -(-L // BLOCK_SIZE)
     caches = caches_of(layer, B * num_blocks, layer.num_copies(job))
@@ -108,26 +90,20 @@ def compared(layer: LayerShape, job: Job, bandwidth: float, model_len: int) -> R
         except (RuntimeError, ValueError) as error:  # in the row, beside the others' times
             errors[name] = str(error).strip().partition("\n")[0][:100]
     best = min(times, key=times.__getitem__, default=None)
+    speed = layer.bytes_of(job) / ours * 1e3
     return {
-        **_columns("prompt" if job.is_prompt else "round", layer, job, ours, bandwidth),
+        "what": "prompt" if job.is_prompt else "round",
+        "batch": B,
+        "rows": Q,
+        "context": L,
+        "ms_per_layer": ours,
+        "gb_per_s": speed / 1e9,
+        "of_bandwidth": speed / bandwidth,
         "yardstick": best,
         "yardstick_ms": times.get(str(best)),
         "against_yardstick": None if best is None else ours / times[best],
         **{f"{name}_ms": times.get(name) for name in yardsticks(layer.device)},
         "errors": "; ".join(f"{name}: {error}" for name, error in errors.items()) or None,
-    }
-
-
-def _columns(what: str, layer: LayerShape, job: Job, ms: float, bandwidth: float) -> Row:
-    speed = layer.bytes_of(job) / ms * 1e3
-    return {
-        "what": what,
-        "batch": job.batch,
-        "rows": job.rows,
-        "context": job.context,
-        "ms_per_layer": ms,
-        "gb_per_s": speed / 1e9,
-        "of_bandwidth": speed / bandwidth,
     }
 
 

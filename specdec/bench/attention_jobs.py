@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specdec.bench.pair import Pair
 from specdec.bench.timing import CACHES
-from specdec.kernels.attention.query_rows import Paths, QueryRows, plan_tiles
+from specdec.kernels.attention.query_rows import QueryRows, plan_tiles
 from specdec.kernels.attention.workspace import workspace_size
 from specdec.sizes import BLOCK_SIZE
 
@@ -57,14 +57,7 @@ class LayerShape:
         return wanted + 2 * self.bytes_of(job) < 0.95 * free
 
 
-def query_rows(
-    layer: LayerShape,
-    job: Job,
-    blocks: Tensor,
-    model_len: int,
-    positions: Tensor | None = None,
-    paths: Paths | None = None,
-) -> QueryRows:
+def query_rows(layer: LayerShape, job: Job, blocks: Tensor, model_len: int) -> QueryRows:
     """Rounds on a GPU as in the engine's graphs, with room for model_len tokens.
 
     blocks: [batch, blocks of the context]
@@ -74,8 +67,7 @@ def query_rows(
     bound = L if job.is_prompt or is_cpu else max(L, model_len)
     table = torch.zeros(B + 1, -(-bound // BLOCK_SIZE), dtype=torch.int64, device=blocks.device)
     table[:B, : blocks.shape[1]] = blocks
-    if positions is None:
-        positions = torch.arange(L - Q, L, device=blocks.device).repeat(B)
+    positions = torch.arange(L - Q, L, device=blocks.device).repeat(B)
     size = workspace_size(B * Q, layer.H, layer.C, bound) if not job.is_prompt else 1
     return QueryRows(
         block_table=table,
@@ -84,7 +76,6 @@ def query_rows(
         query_start_loc=torch.tensor([0, Q], device=blocks.device) if job.is_prompt else None,
         max_query_len=Q,
         max_seq_len=bound,
-        paths=paths,
         tiles=plan_tiles([Q] * B, B * Q, blocks.device) if is_cpu else None,
         workspace=torch.empty(size, device=blocks.device),
     )

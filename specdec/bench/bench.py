@@ -25,7 +25,7 @@ MOST_CONTEXT = 131072  # tokens of all requests after long prompts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
     """ks: values of K for most suites. adaptive: in suites of loads also as many drafts as pay, in
-    chains or trees; chains: in chains alone.
+    chains or trees; chains: in chains alone. ramp: in the suite loop, a load that rises and falls.
 
     repeats: whole runs; num_rounds: timed rounds.
 
@@ -48,6 +48,7 @@ class BenchOptions:
     max_seconds: float | None = None
     adaptive: bool = False
     chains: bool = False
+    ramp: bool = False
     trees: Sequence[TreeShape] | None = None
     temperatures: Sequence[float] | None = None
     thresholds: Sequence[float] | None = None
@@ -77,7 +78,7 @@ class Bench:
 
     @property
     def drafting(self) -> tuple[Drafting, ...]:
-        """What suites of loads run: each K, then as many drafts as pay."""
+        """List what suites of loads run: each K, then as many drafts as pay."""
         fixed = map(Drafting, self.ks)
         eagle = self.pair.eagle
         if not self.options.adaptive or eagle is None:
@@ -85,13 +86,13 @@ class Bench:
         return (*fixed, self.auto(eagle))
 
     def auto(self, eagle: LoadedEagle) -> Drafting:
-        """As many drafts as pay."""
+        """Draft as many tokens as pay."""
         tree = None if self.options.chains else AUTO_TREE
         adaptive = Drafting(MOST_LEVELS, is_adaptive=True, tree=tree)
         return of_draft(adaptive, eagle.config.draft_vocab_size)
 
     def has_time(self, what: str) -> bool:
-        """Whether --max-seconds has not passed; if it has, note what is skipped."""
+        """Say whether --max-seconds has not passed; if it has, note what is skipped."""
         limit = self.options.max_seconds
         if limit is None or time.monotonic() - self.began < limit:
             return True
@@ -99,25 +100,25 @@ class Bench:
         return False
 
     def prompts(self, batch: int) -> list[list[int]]:
-        """At least `num_prompts`, in order, repeated if a batch needs more than there are."""
+        """Give at least `num_prompts`, in order, repeated if a batch needs more than there are."""
         prompts = self.pair.prompts
         return [prompts[i % len(prompts)] for i in range(max(self.options.num_prompts, batch))]
 
     def engine(self, K: int, batch: int) -> Engine:
-        """With graphs up to the largest batch; for a K of the suite k alone, a small one."""
+        """Build an engine with graphs up to the largest batch."""
         largest = self.options.max_num_seqs or max(self.options.batches, default=1)
         room = max(self.options.max_tokens, tokens_needed(self.options.num_rounds, K))
         return self.pair.engine(
             EngineSpec(
                 num_speculative_tokens=K,
-                max_num_seqs=max(batch, largest) if K in self.ks or batch > 1 else batch,
+                max_num_seqs=max(batch, largest),
                 max_tokens=max(map(len, self.pair.prompts)) + room,
                 max_model_len=self.options.model_len,
             )
         )
 
     def run(self, K: int, batch: int) -> Row:
-        """The protocol at one setting, once; plain decoding of the same batch first."""
+        """Run the protocol at one setting, once; plain decoding of the same batch first."""
         if K > 0 and (0, batch) not in self.runs:
             self.run(0, batch)
         if (K, batch) not in self.runs:
@@ -133,7 +134,7 @@ class Bench:
         return self.runs[K, batch]
 
     def difference(self, runs: Sequence[Served]) -> str | None:
-        """Where any run differs from the first run of K = 0."""
+        """Say where any run differs from the first run of K = 0."""
         num = len(self.pair.prompts)
         for run in runs:
             ids = enumerate(run.token_ids)
@@ -160,5 +161,5 @@ class Bench:
 
 
 def refused(K: int, batch: int, difference: str) -> Row:
-    """No figures for a wrong engine."""
+    """Give no figures for a wrong engine."""
     return {"num_speculative_tokens": K, "batch": batch, "refused": difference}

@@ -1,12 +1,11 @@
-"""What graphs cost: seconds and memory of each family, padding, and whether memory grows."""
+"""What graphs cost: seconds and memory of each family, and whether memory grows."""
 
 import resource
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
-from graphs.counters import GraphCounters
 from specdec.bench.bench import Bench
 from specdec.bench.pair import EngineSpec, build_engine
 from specdec.bench.report import Row
@@ -17,8 +16,9 @@ GIB = 1 << 30
 
 
 def capture(bench: Bench) -> Iterator[Row]:
-    """Seconds and memory of each family's graphs; chunks by breakable capture and torch.compile."""
-    for is_compiled in (False, True) if bench.pair.device.type == "cuda" else ():
+    """Time each family's graphs; capture chunks in breakable pieces, then by torch.compile."""
+    is_captured = bench.pair.device.type == "cuda" and not bench.pair.config.enforce_eager
+    for is_compiled in (False, True) if is_captured else ():
         spec = EngineSpec(
             num_speculative_tokens=max(bench.ks),
             max_num_seqs=max(64, *bench.options.batches),
@@ -44,28 +44,8 @@ def capture(bench: Bench) -> Iterator[Row]:
         engine.runner.clear_graphs()
 
 
-def padding(bench: Bench) -> Iterator[Row]:
-    """Which graphs serve the prompts at the largest K, and how many rows are padding."""
-    K = max(bench.ks)
-    for batch in bench.options.batches:
-        if bench.has_time(f"padding: batch {batch}"):
-            prompts = bench.prompts(batch)[:batch]
-            for row in batch_rows(bench.engine(K, batch), prompts, bench.options.max_tokens):
-                yield {"num_speculative_tokens": K, "batch": batch} | row
-
-
-def batch_rows(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -> Iterator[Row]:
-    """The batches that each family ran while the prompts were served: how, and padded to what."""
-    families = engine.runner.graphs.counters()
-    before = {name: Counter(counters.batches) for name, counters in families.items()}
-    generate(engine, greedy(prompts, max_tokens))
-    for name, counters in families.items():
-        served = GraphCounters(batches=counters.batches - before[name])
-        yield from ({"family": name} | row for row in served.rows())
-
-
 def memory(bench: Bench) -> Iterator[Row]:
-    """Memory after a first batch, at four points of many rounds, and after clear_graphs."""
+    """Read memory after a first batch, at four points of many rounds, and after clear_graphs."""
     engine = bench.engine(max(bench.ks), max(bench.options.batches))
     jobs = greedy(bench.prompts(8)[:8], bench.options.max_tokens)
     num_done = num_rows = 0

@@ -42,7 +42,7 @@ class Bandwidth:
 
 
 def bytes_of(pair: Pair) -> Bytes:
-    """From the loaded tensors. A tied or borrowed head counts for the model that reads it."""
+    """Add up the loaded tensors. A tied or borrowed head counts for the model that reads it."""
     target = pair.target.tensors
     eagle = pair.eagle
     head = target.get(HEAD, target["embed_tokens.weight"])

@@ -1,6 +1,7 @@
 """Charts of a run's figures as PNG files, each if its suite was run.
 
-matplotlib, which ships no types, comes with the extra `bench`.
+Each names the device, the model and the date in the picture. matplotlib, which ships no types,
+comes with the extra `bench`.
 """
 
 import itertools
@@ -15,19 +16,37 @@ WIDEST_ROUND = 32  # requests; wider rounds would dwarf the others in the chart
 MARKERS = "sovD"  # of chains, and of trees by their width
 
 
-def draw_charts(suites: Mapping[str, Rows], directory: Path, prefix: str = "") -> list[Path]:
+def caption(cards: Sequence[Mapping[str, object]], model: str | None = None) -> str:
+    """Name device, model and dates of the runs whose cards these are.
+
+    model: what to write in place of the target's path
+    """
+
+    def values(name: str) -> list[str]:
+        return sorted({str(card[name]) for card in cards if card.get(name)})
+
+    size, dates = cards[0].get("target_bytes_per_pass"), values("date")
+    target = model or ", ".join(values("target"))
+    if isinstance(size, int):
+        target += f" ({size / 1e9:.1f} GB a pass)"
+    return "; ".join((", ".join(values("device")), target, " to ".join(dates[:1] + dates[1:][-1:])))
+
+
+def draw_charts(
+    suites: Mapping[str, Rows], directory: Path, caption: str, prefix: str = ""
+) -> list[Path]:
     """Write them, `prefix` before each file name, and return their paths."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    loads = [row for row in suites.get("loop", []) if "load" not in row]  # no ramps
     drawings = {
         "anatomy.png": (_anatomy, suites.get("rounds", [])),
-        "batch.png": (_per_user, [*suites.get("protocol", []), *suites.get("batch", [])]),
-        "loop.png": (_loop, suites.get("loop", [])),
-        "loop-per-user.png": (_loop_per_user, suites.get("loop", [])),
-        "k.png": (_round_over_k, suites.get("k", [])),
+        "batch.png": (_per_user, suites.get("protocol", [])),
+        "loop.png": (_loop, loads),
+        "loop-per-user.png": (_loop_per_user, loads),
         "products.png": (_bandwidth_over_rows, suites.get("products", [])),
         **_trees_by_batch(suites.get("trees", [])),
     }
@@ -40,6 +59,7 @@ def draw_charts(suites: Mapping[str, Rows], directory: Path, prefix: str = "") -
             draw(axes, usable)
             axes.set_ylim(0, None)
             axes.legend(fontsize=8)
+            figure.supxlabel(caption, fontsize=8, color="grey")
             written.append(directory / f"{prefix}{name}")
             figure.savefig(written[-1], dpi=100)
             pyplot.close(figure)
@@ -47,7 +67,7 @@ def draw_charts(suites: Mapping[str, Rows], directory: Path, prefix: str = "") -
 
 
 def _anatomy(axes: Any, rows: Rows) -> None:
-    """Stacked phases of each round, and its floor beside them."""
+    """Stack the phases of each round, its floor beside them."""
     rows = [row for row in rows if row["batch"] <= WIDEST_ROUND] or rows
     places = range(len(rows))
     bottom = [0.0] * len(rows)
@@ -72,7 +92,7 @@ def _per_user(axes: Any, rows: Rows) -> None:
 
 
 def per_user(rows: Rows, K: int) -> dict[int, float]:
-    """By batch, in order; if two suites measured one batch, the later row counts."""
+    """Sort by batch; of two rows of one batch the later counts."""
     found = {row["batch"]: row["per_user"] for row in rows if row["num_speculative_tokens"] == K}
     return dict(sorted(found.items()))
 
@@ -86,7 +106,7 @@ def _loop_per_user(axes: Any, rows: Rows) -> None:
 
 
 def _by_load(axes: Any, rows: Rows, name: str, label: str) -> None:
-    """Dotted: sampled."""
+    """Draw a line for each K, dotted where sampled."""
     rows = latest(rows)
     for K in sorted({row["num_speculative_tokens"] for row in rows}, key=str):
         for T, style in ((0.0, "-"), (0.8, ":")):
@@ -104,22 +124,14 @@ def _by_load(axes: Any, rows: Rows, name: str, label: str) -> None:
 
 
 def latest(rows: Rows) -> Rows:
-    """The last row of each setting, by batch."""
+    """Keep the last row of each setting, by batch."""
     names = ("num_speculative_tokens", "batch", "temperature")
     by_batch = sorted(rows, key=lambda row: row["batch"])
     return list({tuple(row[name] for name in names): row for row in by_batch}.values())
 
 
-def _round_over_k(axes: Any, rows: Rows) -> None:
-    ks = [row["num_speculative_tokens"] for row in rows]
-    labels = {"round_ms": "served", "device_round_ms": "on the device", "floor_ms": "floor"}
-    for key, label in labels.items():
-        axes.plot(ks, [row[key] for row in rows], marker="o", label=label)
-    axes.set(xlabel="K", ylabel="ms of a round, batch 1", title="A round by the number of drafts")
-
-
 def _bandwidth_over_rows(axes: Any, rows: Rows) -> None:
-    """The target's products; the draft's shapes differ only in its inputs."""
+    """Draw the target's products; the draft's shapes differ only in its inputs."""
     weights = dict.fromkeys(row["weight"] for row in rows if "target " in row["weight"])
     for index, name in enumerate(weights):
         points = [row for row in rows if row["weight"] == name]
@@ -134,7 +146,7 @@ def _bandwidth_over_rows(axes: Any, rows: Rows) -> None:
 
 
 def _trees_by_batch(rows: Rows) -> dict[str, tuple[Callable[[Any, Rows], None], Rows]]:
-    """A chart for each number of requests at a time."""
+    """Make a chart for each number of requests at a time."""
     return {
         f"trees-batch-{batch}.png": (_trees, [row for row in rows if row["batch"] == batch])
         for batch in sorted({row["batch"] for row in rows if _has_drafts(row)})
@@ -146,7 +158,7 @@ def _has_drafts(row: Mapping[str, Any]) -> bool:
 
 
 def _trees(axes: Any, rows: Rows) -> None:
-    """Tokens per second over the rows of a round, by children of a node; dotted: drafts stop."""
+    """Draw speed over the rows of a round, by children of a node; dotted: drafts stop."""
     rows = [row for row in rows if _has_drafts(row)]
     temperatures = sorted({row["temperature"] for row in rows})
     widths = sorted({row["top_k"] for row in rows})
@@ -173,7 +185,7 @@ def _trees(axes: Any, rows: Rows) -> None:
 
 
 def _powers_of_two(axes: Any, values: Sequence[int]) -> None:
-    """Ticks at powers of two, and at the greatest value."""
+    """Put ticks at powers of two, and at the greatest value."""
     ticks = sorted({value for value in values if value & (value - 1) == 0 or value == max(values)})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])

@@ -36,7 +36,7 @@ TIMED = {
 def cold_rows(
     target: str, draft: str | None, K: int | str, engine: Mapping[str, object], starts: int = 2
 ) -> list[Row]:
-    """One row per start: seconds of each phase, and the memory of the graphs.
+    """Make a row for each start: seconds of each phase, and the memory of the graphs.
 
     No other engine should hold GPU memory meanwhile.
     K: num_speculative_tokens, which "auto" may be too. engine: arguments of LLM.

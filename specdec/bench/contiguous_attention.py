@@ -47,7 +47,7 @@ class ContiguousAttention:
         out_THC.set_(found.untyped_storage(), found.storage_offset(), found.shape, found.stride())
 
     def _keys_of(self, caches: Sequence[Tensor]) -> Tensor:
-        """Of all layers at once: an engine warms up with some of them.
+        """Make the keys of all layers at once: an engine warms up with some of them.
 
         caches: of each layer [2, N + 1, G, S, C]
         """

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from specdec.bench.attention_jobs import Job
 from specdec.bench.bench import MOST_CONTEXT, Bench
 from specdec.bench.exchanges import exchanged
-from specdec.bench.pair import EngineSpec, turned
-from specdec.bench.prefill import chunk_ms, chunk_spec
+from specdec.bench.pair import EngineSpec, Pair, joined, turned
 from specdec.bench.report import Row
 from specdec.bench.rounds import time_rounds, tokens_needed
+from specdec.bench.timing import Clock
 from specdec.bench.yardsticks import yardsticks
+from specdec.scheduling.work import PromptPart
+from specdec.sizes import BLOCK_SIZE
 
 Names = tuple[str, ...]  # what is exchanged
 SHIPPED: Names = ()
@@ -25,8 +27,8 @@ OF_CHUNKS: Sequence[Names] = (("layers",),)
 PROMPTS = (2048, 8192)
 
 
-def exactness(bench: Bench) -> Iterator[Row]:
-    """What it costs that rows do not depend on their neighbours. On a GPU only."""
+def exchanges(bench: Bench) -> Iterator[Row]:
+    """Time whole rounds and chunks with each exchange. On a GPU only."""
     if bench.pair.device.type != "cuda":
         return
     bench.pair.drop()
@@ -43,7 +45,10 @@ def exactness(bench: Bench) -> Iterator[Row]:
 
 
 def _is_possible(bench: Bench, what: str, lengths: Sequence[int], room: int) -> bool:
-    """If not, note what is left out. lengths: of the prompts; room: after each."""
+    """Say whether it can be measured, and note it if not.
+
+    lengths: tokens of each prompt; room: tokens after each
+    """
     longest = bench.pair.target.config.max_position_embeddings - room
     if max(lengths) > longest:
         bench.skipped.append(f"{what}: the target has room for {longest} tokens")
@@ -55,7 +60,7 @@ def _is_possible(bench: Bench, what: str, lengths: Sequence[int], room: int) -> 
 
 
 def of_rounds(bench: Bench, K: int, batch: int, context: int) -> list[Row]:
-    """Captured rounds of requests behind so many tokens of context."""
+    """Time captured rounds of requests after so many tokens of context."""
     options = bench.options
     pair = bench.pair
     room = tokens_needed(options.num_rounds, K)
@@ -82,7 +87,7 @@ def of_rounds(bench: Bench, K: int, batch: int, context: int) -> list[Row]:
 
 
 def of_chunks(bench: Bench, K: int, length: int) -> list[Row]:
-    """Eager chunks, each a whole prompt."""
+    """Time eager chunks, each a whole prompt."""
     pair = bench.pair
     spec = chunk_spec(K, length)
     job = Job(batch=1, rows=length, context=length)
@@ -97,10 +102,26 @@ def of_chunks(bench: Bench, K: int, length: int) -> list[Row]:
     return compared(columns, "chunk_ms", times)
 
 
+def chunk_spec(K: int, length: int) -> EngineSpec:
+    """Describe an engine that computes a prompt of this length op by op."""
+    return EngineSpec(
+        num_speculative_tokens=K, max_num_seqs=1, max_model_len=length + 64, enforce_eager=True
+    )
+
+
+def chunk_ms(pair: Pair, spec: EngineSpec, length: int) -> float:
+    """Time a whole prompt in one chunk, with the draft's part of it; the median."""
+    engine = pair.engine(spec)
+    prompt = joined(pair.prompts, length)
+    blocks = list(range(-(-length // BLOCK_SIZE)))
+    part = PromptPart(state_row=-1, prompt=prompt, start=0, length=length, blocks=blocks)
+    return Clock(pair.device).repeat(lambda: engine.runner.run_step(parts=[part]), 6, 2).median
+
+
 def timings(
     time: Callable[[Names], float], products: Sequence[Names], attentions: Sequence[str]
 ) -> dict[Names, float | str]:
-    """Milliseconds of the shipped one, with each exchange, and with the best of both kinds.
+    """Time the shipped one, each exchange, and the best of both kinds together, in milliseconds.
 
     A text in place of milliseconds says why an attention is not possible.
     """
@@ -123,7 +144,7 @@ def _time_if_possible(time: Callable[[Names], float], names: Names) -> float | s
 
 
 def compared(columns: Row, unit: str, times: Mapping[Names, float | str]) -> list[Row]:
-    """A row for each, with the price of the shipped one against it."""
+    """Make a row for each, with the price of the shipped one against it."""
     shipped = times[SHIPPED]
     assert isinstance(shipped, float), shipped
     yardstick = _fastest(times, [names for names in times if names != SHIPPED])
@@ -144,6 +165,6 @@ def compared(columns: Row, unit: str, times: Mapping[Names, float | str]) -> lis
 
 
 def _fastest(times: Mapping[Names, float | str], among: Sequence[Names]) -> Names | None:
-    """None where none is possible."""
+    """Choose the fastest that is possible; None if none is."""
     found = {names: time for names in among if isinstance(time := times[names], float)}
     return min(found, key=found.__getitem__, default=None)

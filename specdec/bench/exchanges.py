@@ -71,7 +71,7 @@ def cublas_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Te
 
 
 def silu_mul(gate_up_TX: Tensor) -> Tensor:
-    """silu(gate) * up, [T, 2I] to [T, I]: gate columns before up columns."""
+    """Compute silu(gate) * up, [T, 2I] to [T, I]: gate columns come before up columns."""
     T, X = gate_up_TX.shape
     out_TI = torch.empty(T, X // 2, dtype=gate_up_TX.dtype, device=gate_up_TX.device)
     _silu_mul_kernel[(T, -(-X // 2 // BLOCK))](out_TI, gate_up_TX, X // 2, BLOCK=BLOCK)

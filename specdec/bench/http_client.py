@@ -15,7 +15,7 @@ NUM_WORDS = 200  # that the server's tokenizer is measured with
 
 @dataclass(slots=True, kw_only=True)
 class Timing:
-    """Of one request. Times are seconds of the client's clock; error: why there is no answer."""
+    """When one request's answer came, in seconds of the client's clock; error: why none came."""
 
     sent: float
     deliveries: list[float] = field(default_factory=list)  # of text; at least the end
@@ -37,15 +37,15 @@ class Api:
 
     @property
     def path(self) -> str:
-        """Of the route that is measured."""
+        """Name the route that is measured."""
         return f"{self.url}/v1/{'chat/completions' if self.is_chat else 'completions'}"
 
     def headers(self) -> dict[str, str]:
-        """With the key."""
+        """Make headers with the key."""
         return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
 
     def body(self, prompt: str, max_tokens: int) -> dict[str, object]:
-        """Of a request for an answer in one piece."""
+        """Make a request for an answer in one piece."""
         messages = [{"role": "user", "content": prompt}]
         asked = {"messages": messages} if self.is_chat else {"prompt": prompt}
         return {"model": self.model, "max_tokens": max_tokens, **asked, **self.fields}
@@ -61,7 +61,7 @@ async def listed_models(client: httpx2.AsyncClient, api: Api) -> list[dict[str, 
 
 
 async def tokens_per_word(client: httpx2.AsyncClient, api: Api) -> float:
-    """Of the server's tokenizer, as its usage counts them."""
+    """Measure the server's tokenizer by the usage that it reports."""
     body = api.body(words(NUM_WORDS), 1)
     found = await _checked(client, "POST", api.path, api, body)
     usage = found.get("usage")

@@ -60,7 +60,14 @@ class Window:
 
 
 def loop(bench: Bench) -> Iterator[Row]:
-    """Tokens per second and waiting times of requests in a closed loop, greedy and sampled."""
+    """Run requests in a closed loop: tokens per second and waiting times, greedy and sampled.
+
+    With --ramp the load rises from one request to the largest batch and falls again, greedily.
+    """
+    return _ramps(bench) if bench.options.ramp else _loads(bench)
+
+
+def _loads(bench: Bench) -> Iterator[Row]:
     plain: Outputs = {}
     batches = bench.options.batches
     for drafting in bench.drafting:
@@ -87,18 +94,19 @@ def loop(bench: Bench) -> Iterator[Row]:
         bench.pair.drop()
 
 
-def ramp(bench: Bench) -> Iterator[Row]:
-    """Tokens per second of a load that rises from one request to the largest, and falls again."""
+def _ramps(bench: Bench) -> Iterator[Row]:
     plain: Outputs = {}
     for drafting in bench.drafting:
         K = drafting.name
-        if bench.has_time(f"ramp: K = {K}"):
+        if bench.has_time(f"loop: K = {K}, a ramp"):
             engine = bench.pair.engine(engine_spec(bench, drafting))
-            row: Row = {"num_speculative_tokens": K, "batch": max(bench.options.batches)}
+            largest = max(bench.options.batches)
+            row: Row = {"num_speculative_tokens": K, "load": f"1 to {largest} to 1"}
+            row["batch"] = largest
             speeds = []
             before = planner_statistics(engine)
             for _ in range(RAMPS):
-                speed, requests = run_ramp(engine, jobs(bench, 0, 0.0), max(bench.options.batches))
+                speed, requests = run_ramp(engine, jobs(bench, 0, 0.0), largest)
                 speeds.append(speed)
                 row |= compared(requests, 0.0, plain) or {}
             spread = Spread.of(speeds)
@@ -108,7 +116,7 @@ def ramp(bench: Bench) -> Iterator[Row]:
 
 
 def engine_spec(bench: Bench, drafting: Drafting) -> EngineSpec:
-    """With room for the largest batch."""
+    """Describe an engine with room for the largest batch."""
     return EngineSpec(
         num_speculative_tokens=drafting.num_tokens,
         is_adaptive=drafting.is_adaptive,
@@ -121,7 +129,7 @@ def engine_spec(bench: Bench, drafting: Drafting) -> EngineSpec:
 
 
 def jobs(bench: Bench, batch: int, temperature: float) -> Iterator[Job]:
-    """Without an end; the first ones ask for 1 / B, 2 / B, ... of the tokens."""
+    """Yield jobs without an end; the first ones ask for 1 / B, 2 / B, ... of the tokens."""
     chance = random.Random(0)
     prompts = bench.pair.prompts
     most = bench.options.max_tokens
@@ -178,12 +186,12 @@ def measured(running: "Loop", batch: int, num_ends: int) -> Window:
 
 
 def num_measured(batch: int) -> int:
-    """Requests of a window."""
+    """Count the requests of a window."""
     return max(GENERATIONS, -(-LEAST_REQUESTS // batch)) * batch
 
 
 def run_ramp(engine: Engine, jobs: Iterator[Job], largest: int) -> tuple[float, list[Request]]:
-    """Tokens per second from the first request to the end of the last, and all requests."""
+    """Run a whole ramp; return its tokens per second and all requests."""
     rising = [1 << i for i in range(largest.bit_length())]
     running = Loop(engine, jobs)
     with frozen_heap():
@@ -218,7 +226,7 @@ class Loop:
 
     @property
     def num_tokens(self) -> int:
-        """That all requests have so far."""
+        """Count the tokens that all requests have so far."""
         return sum(len(request.token_ids) for request in self.requests)
 
     def run(self, level: int, num_ends: int = MANY, most_steps: int = MANY) -> None:
@@ -240,10 +248,6 @@ class Loop:
             num_ends -= ended
             self.num_running -= ended
             self._fill(level)
-
-    def add(self, job: Job) -> None:
-        """Begin a request beside those of the loop."""
-        self._begin([job])
 
     def end(self) -> None:
         """Abort what runs."""
@@ -274,12 +278,12 @@ def compared(requests: Sequence[Request], temperature: float, plain: Outputs) ->
 
 
 def planner_statistics(engine: Engine) -> PlannerStatistics | None:
-    """None where the number of drafts is fixed."""
+    """Read the planner's counters; None where the number of drafts is fixed."""
     return None if engine.planner is None else engine.planner.statistics
 
 
 def planned(engine: Engine, before: PlannerStatistics | None) -> Row:
-    """What an adaptive engine has chosen since `before`, and how well it foresaw the outcome."""
+    """Say what an adaptive engine chose since `before`, and how well it foresaw the outcome."""
     now = planner_statistics(engine)
     if now is None or before is None:
         return {}

@@ -32,10 +32,10 @@ STEPS_WITH_NOISE, STEPS_WITHOUT = 50, 200  # before a window begins
 
 
 def noise(bench: Bench) -> Iterator[Row]:
-    """Auto with a draft of random weights beside plain decoding, and with its own weights again.
+    """Run auto with a draft of random weights beside plain decoding, and with its own again.
 
-    Tokens per second, 50 steps after the beginning of a loop with random weights, and 200 after
-    that of each of two loops with its own. And what was planned with random weights.
+    Tokens per second are taken 50 steps after a loop with random weights began, and 200 after each
+    of two loops with its own began. The row also says what was planned with random weights.
     """
     bench.pair.drop()
     eagle = bench.pair.eagle
@@ -84,7 +84,7 @@ def _loop(
     num_steps: int,
     known: Outputs,
 ) -> tuple[float, Row | None, Row]:
-    """Tokens per second after so many steps, where an output differs, and what was planned."""
+    """Measure speed after so many steps; say where an output differs and what was planned."""
     engine = bench.pair.engine(spec)
     running = Loop(engine, jobs(bench, batch, temperature))
     running.run(batch, most_steps=num_steps)
@@ -95,7 +95,7 @@ def _loop(
 
 @contextmanager
 def random_weights(eagle: LoadedEagle) -> Iterator[None]:
-    """In the body, the draft's matrices are noise of the same mean size, where graphs read them."""
+    """Overwrite the draft's matrices by noise of their mean size, in place, and restore them."""
     kept = {name: x.clone() for name, x in eagle.tensors.items() if x.ndim == 2}
     generator = torch.Generator(next(iter(kept.values())).device).manual_seed(0)
     try:

@@ -41,7 +41,7 @@ class Weight:
 
 
 def weights_of(pair: Pair) -> list[Weight]:
-    """The matrices of both models by role, each with the product that its reader needs."""
+    """Group the matrices of both models by role, each with the product that its reader needs."""
     found: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
     parts = {"target": pair.target.tensors}
     if pair.eagle is not None:
@@ -76,7 +76,7 @@ def _cublas(role: str) -> Product:
 
 
 def products(bench: Bench) -> Iterator[Row]:
-    """Every weight's product at few rows, ours and cuBLAS's, as a share of the bandwidth."""
+    """Time every weight's product at few rows, ours and cuBLAS's, as a share of the bandwidth."""
     bandwidth = bench.bandwidth.reading
     totals: dict[tuple[str, int], list[tuple[int, float, float]]] = defaultdict(list)
     for weight in weights_of(bench.pair):
@@ -102,7 +102,7 @@ def products(bench: Bench) -> Iterator[Row]:
 
 
 def _figures(size: int, ours: float, cublas: float, bandwidth: float) -> Row:
-    """Of so many bytes of weights, in seconds."""
+    """Compute a row's figures. size: bytes of weights; ours, cublas: seconds."""
     return {
         "us": 1e6 * ours,
         "cublas_us": 1e6 * cublas,

@@ -14,8 +14,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from specdec.bench.report import Row
-from specdec.bench.rounds import WARMUP, steady, tokens_needed
-from specdec.bench.serving import greedy, start
+from specdec.bench.rounds import WARMUP, steady
 from specdec.bench.timing import wrapped
 from specdec.engine import Engine
 from specdec.step import PHASES
@@ -64,19 +63,6 @@ def profile_rounds(
     """Rounds in steady state under torch.profiler; on a CPU its operators stand for kernels."""
     with steady(engine, prompts, num_rounds + WARMUP) as rounds:
         return _profile(engine, rounds.run, num_rounds)
-
-
-def profile_serving(
-    engine: Engine, prompts: Sequence[Sequence[int]], num_rounds: int
-) -> RoundProfile:
-    """The same with all that the host does in a step: read results, update requests."""
-    K = engine.runner.sizes.num_speculative_tokens
-    start(engine, greedy(prompts, tokens_needed(num_rounds + 2 * WARMUP, K)))
-    try:
-        return _profile(engine, engine.step, num_rounds)
-    finally:
-        engine.abort_all()
-        engine.drain()
 
 
 def _profile(engine: Engine, run: Callable[[], object], num_rounds: int) -> RoundProfile:

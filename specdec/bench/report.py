@@ -1,5 +1,6 @@
 """Figures as text, a card of facts and a table per suite; and as JSON, beside their command."""
 
+import itertools
 import json
 import shlex
 import sys
@@ -31,13 +32,19 @@ def write_json(script: str, found: Mapping[str, object], file: Path | None = Non
 
 
 def card_lines(card: Mapping[str, object]) -> str:
-    """One fact a line."""
+    """Write one fact a line."""
     width = max(map(len, card))
     return "\n".join(f"{name:<{width}}  {_show(value)}" for name, value in card.items())
 
 
+def tables(rows: Sequence[Mapping[str, object]]) -> str:
+    """Print a table for each kind of rows, which is told by the first column."""
+    kinds = itertools.groupby(rows, key=lambda row: next(iter(row)))
+    return "\n\n".join(table(list(each)) for _, each in kinds)
+
+
 def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Aligned; the columns are the names in the order in which they appear."""
+    """Align rows; the columns are the names in the order in which they appear."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = [[HEADINGS.get(name, name.replace("_", " ")) for name in names]]
     cells += [[_show(row.get(name), name in SHARES) for name in names] for row in rows]

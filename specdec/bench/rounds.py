@@ -25,12 +25,10 @@ class Steady:
         self._flags = SamplingFlags.of_all(request.flags for request in requests)
         self._bound = max(request.num_tokens for request in engine.scheduler.running) - 1
 
-    def run(self, query_len: int | None = None) -> None:
-        """query_len: rows of each request, None for K + 1."""
-        self._runner.run_step(
-            self._rows, max_num_computed=self._bound, flags=self._flags, query_len=query_len
-        )
-        self._bound += query_len or self._runner.sizes.path_len
+    def run(self) -> None:
+        """Launch one round."""
+        self._runner.run_step(self._rows, max_num_computed=self._bound, flags=self._flags)
+        self._bound += self._runner.sizes.path_len
 
 
 @contextmanager

@@ -5,24 +5,21 @@ from itertools import product
 
 from specdec.bench.attention import attention
 from specdec.bench.bench import MOST_CONTEXT, Bench
-from specdec.bench.capture import capture, memory, padding
+from specdec.bench.capture import capture, memory
 from specdec.bench.card import bytes_of
 from specdec.bench.cold import cold_rows
-from specdec.bench.costs import costs
-from specdec.bench.exactness import exactness
-from specdec.bench.loop import loop, ramp
+from specdec.bench.exactness import exchanges
+from specdec.bench.first_token import first_token
+from specdec.bench.loop import loop
 from specdec.bench.noise import noise
 from specdec.bench.pair import EngineSpec, turned
-from specdec.bench.prefill import first_token, prefill
 from specdec.bench.products import products
 from specdec.bench.report import Row
-from specdec.bench.requests import gaps, requests, waiting
+from specdec.bench.requests import requests
 from specdec.bench.rounds import time_phases, time_rounds, tokens_needed
 from specdec.bench.serving import first_difference, serve
-from specdec.bench.stops import stops
 from specdec.bench.timing import Spread
 from specdec.bench.trees import trees
-from specdec.bench.zero import zero
 from specdec.config import AUTO
 from specdec.engine import Engine
 from specdec.sizes import BLOCK_SIZE, TreeShape
@@ -30,34 +27,16 @@ from specdec.step import PHASES
 
 
 def protocol(bench: Bench) -> Iterator[Row]:
-    """Tokens per second for every K at every batch."""
-    return _protocol(bench, bench.options.batches)
-
-
-def batch(bench: Bench) -> Iterator[Row]:
-    """The protocol at batches 1 to the largest one requested, in powers of two."""
-    batches = bench.options.batches
-    powers = (1 << i for i in range(max(batches).bit_length()))
-    return _protocol(bench, sorted({*batches, *powers}))
-
-
-def _protocol(bench: Bench, batches: Iterable[int]) -> Iterator[Row]:
-    points = [(K, batch) for K in bench.ks for batch in batches]
-    return (bench.run(K, B) for K, B in points if bench.has_time(f"K = {K}, batch {B}"))
-
-
-def k(bench: Bench) -> Iterator[Row]:
-    """The protocol and timed rounds at batch 1 for K = 0 to 8, beside the floor."""
-    for K in range(9 if bench.pair.eagle is not None else 1):
-        if bench.has_time(f"k: K = {K}"):
-            row = bench.run(K, 1)
-            yield row if "refused" in row else row | _round_row(bench, K, 1)
+    """Measure tokens per second for every K at every batch."""
+    for K, batch in product(bench.ks, bench.options.batches):
+        if bench.has_time(f"K = {K}, batch {batch}"):
+            yield bench.run(K, batch)
 
 
 def rounds(bench: Bench) -> Iterator[Row]:
-    """Where a round's time goes on the device, in steady state, beside the floor."""
+    """Time rounds in steady state and their phases on the device, beside the floor."""
     num_rounds = bench.options.num_rounds
-    for K, batch in [(K, batch) for K in bench.ks for batch in bench.options.batches]:
+    for K, batch in product(bench.ks, bench.options.batches):
         if "refused" in bench.runs.get((K, batch), {}):
             yield bench.runs[K, batch]
         elif bench.has_time(f"rounds: K = {K}, batch {batch}"):
@@ -68,7 +47,7 @@ def rounds(bench: Bench) -> Iterator[Row]:
 
 
 def _round_row(bench: Bench, K: int, batch: int) -> Row:
-    """A round by the device's clock, and the floor of its bytes."""
+    """Time a round by the device's clock, beside the floor of its bytes."""
     prompts = bench.prompts(batch)[:batch]
     spread = time_rounds(bench.engine(K, batch), prompts, bench.options.num_rounds)
     floor = bytes_of(bench.pair).floor_ms(K, bench.bandwidth.reading)
@@ -77,7 +56,7 @@ def _round_row(bench: Bench, K: int, batch: int) -> Row:
 
 
 def _columns(spread: Spread) -> Row:
-    """With the mean, since rounds of a tree differ by where its paths begin."""
+    """Give the mean too, since rounds of a tree differ by where its paths begin."""
     return {
         "device_round_ms": spread.median,
         "low": spread.low,
@@ -87,10 +66,10 @@ def _columns(spread: Spread) -> Row:
 
 
 def context(bench: Bench) -> Iterator[Row]:
-    """Rounds after long prompts, the pair's prompts joined; outputs are compared too.
+    """Time rounds after long prompts, the pair's prompts joined; outputs are compared too.
 
-    All requests as long, and one as long as the longest among the shortest ones; with --trees,
-    rounds of these too, greedy and full. verify_ms: of it, the target's pass and its choice.
+    All requests are equally long, then one is as long as the longest among the shortest. --trees
+    adds rounds of these, greedy and full. verify_ms: the target's pass and its choice.
     """
     options = bench.options
     kinds: list[tuple[int, TreeShape | None]] = [(K, None) for K in bench.ks]
@@ -143,11 +122,31 @@ def _context_row(bench: Bench, engine: Engine, K: int, prompts: list[list[int]])
     return _columns(spread) | {"verify_ms": verify, "floor_ms_of_weights": floor}
 
 
-def cold(bench: Bench) -> list[Row]:
-    """From process start to the first token; the first start compiles every kernel.
+def exactness(bench: Bench) -> Iterator[Row]:
+    """Price the promise that rows do not depend on their neighbours.
 
-    Of the largest K, or of as many drafts as pay, as users get it.
+    Whole rounds and chunks with cuBLAS's products and others' attention, on a GPU; then one layer's
+    attention beside the fastest that can be installed.
     """
+    yield from exchanges(bench)
+    yield from attention(bench)
+
+
+def cold(bench: Bench) -> Iterator[Row]:
+    """Time two process starts up to the first token, then captures, and read memory.
+
+    The first start compiles every kernel. It has the largest K, or with --adaptive as many drafts
+    as pay, as users get it.
+    """
+    yield from starts(bench)
+    if bench.has_time("cold: capture"):
+        yield from capture(bench)
+    if bench.has_time("cold: memory"):
+        yield from memory(bench)
+
+
+def starts(bench: Bench) -> list[Row]:
+    """Start two fresh processes."""
     bench.pair.drop()
     target = str(bench.pair.target.report.directory)
     eagle = bench.pair.eagle
@@ -170,23 +169,7 @@ def cold(bench: Bench) -> list[Row]:
 SUITES: dict[str, Callable[[Bench], Iterable[Row]]] = {
     suite.__name__: suite
     for suite in (
-        *(
-            protocol,
-            rounds,
-            exactness,
-            attention,
-            k,
-            batch,
-            context,
-            products,
-            loop,
-            ramp,
-            noise,
-            costs,
-            zero,
-            trees,
-            stops,
-        ),
-        *(gaps, requests, waiting, prefill, first_token, capture, padding, memory, cold),
+        *(protocol, rounds, exactness, context, products, loop, noise, trees, requests),
+        *(first_token, cold),
     )
 }

@@ -26,7 +26,7 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> "Spread":
-        """At least one value."""
+        """Summarize at least one value."""
         ordered = sorted(values)
         tail = len(ordered) // 10
         return Spread(

@@ -25,7 +25,7 @@ SEEDS = (0, 1)
 
 
 def _shapes(*shapes: tuple[int, int, int]) -> tuple[TreeShape, ...]:
-    """Of rows, levels and top_k."""
+    """Make shapes of rows, levels and top_k."""
     return tuple(TreeShape(num_levels=D, top_k=k, num_nodes=N - 1) for N, D, k in shapes)
 
 
@@ -36,7 +36,7 @@ THRESHOLD = 0.2  # at other temperatures, and of engines until they are told oth
 
 
 def trees(bench: Bench) -> Iterator[Row]:
-    """Plain decoding, each K as a chain, then the trees, at every batch and temperature.
+    """Compare plain decoding, each K as a chain, and trees at every batch and temperature.
 
     Drafts stop in the longest chain and in the trees that were asked for, or those of SHAPES; of
     GREEDY_SHAPES, where none were asked for, one run at 0 is all.
@@ -69,7 +69,7 @@ def _rows(
     temperature: float,
     plain: dict[tuple[int, float], Served],
 ) -> Iterator[Row]:
-    """Of an engine at one load, and of plain decoding where that was not measured yet."""
+    """Measure an engine at one load, and plain decoding where that was not measured yet."""
     name = spec.tree or f"K = {spec.num_speculative_tokens}"
     thresholds: tuple[float | None, ...] = (None,)
     if spec.confidence_threshold > 0:
@@ -87,7 +87,7 @@ def _rows(
 
 
 def _spec(bench: Bench, K: int, tree: TreeShape | None, stops: bool) -> EngineSpec:
-    """With the default sizes of graphs, so that rounds are not padded once some requests ended."""
+    """Keep the default sizes of graphs: rounds are not padded once some requests have ended."""
     return EngineSpec(
         num_speculative_tokens=K,
         tree=tree,
@@ -105,7 +105,7 @@ def _run(
     params: SamplingParams,
     threshold: float | None = None,
 ) -> Served:
-    """Greedy the fastest of some runs; else one of all seeds."""
+    """Take the fastest of some greedy runs; else one run over all seeds."""
     engine = bench.pair.engine(spec)
     _set_threshold(engine, threshold)
     prompts = bench.prompts(batch)
@@ -119,7 +119,7 @@ def _run(
 
 
 def _set_threshold(engine: Engine, threshold: float | None) -> None:
-    """From the next step on. None: as the engine was built."""
+    """Stop drafts below it from the next step on. None: as the engine was built."""
     if threshold is not None:
         assert engine.runner.threshold is not None, "an engine whose drafts never stop"
         engine.runner.stop_below(threshold)
@@ -128,7 +128,7 @@ def _set_threshold(engine: Engine, threshold: float | None) -> None:
 def _row(
     spec: EngineSpec | None, temperature: float, threshold: float | None, run: Served, plain: Served
 ) -> Row:
-    """No figures for a wrong engine. spec: None: plain decoding."""
+    """Give no figures for a wrong engine. spec: None: plain decoding."""
     tree = None if spec is None else spec.tree
     K = 0 if spec is None else spec.num_speculative_tokens
     row: Row = {
@@ -152,7 +152,7 @@ def _row(
 
 
 def _per_round(stats: SpeculationStats) -> Row:
-    """Drafts that were verified, and the deepest level of these, on average."""
+    """Average the drafts that were verified, and the deepest level of these."""
     rounds = max(stats.num_rounds, 1)
     names = {"verified": stats.num_drafted, "levels": stats.num_levels}
     return {name: sum(counts) / rounds for name, counts in names.items()}

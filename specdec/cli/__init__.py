@@ -371,9 +371,8 @@ def batch(
 
 
 SUITES = (
-    "protocol, rounds, exactness, attention, k, batch, context, products, loop, ramp, noise, "
-    "costs, zero, trees, stops, gaps, requests, waiting, prefill, first_token, capture, padding, "
-    "memory, cold; with commas; or all"
+    "protocol, rounds, exactness, context, products, loop, noise, trees, requests, first_token, "
+    "cold; with commas; or all"
 )
 
 
@@ -410,7 +409,7 @@ def bench(
         str | None,
         Option(
             callback=shared.integers(1, 1 << 24),
-            help="prompt lengths of the suites context, costs and exactness",
+            help="prompt lengths of the suites context and exactness",
             show_default="six, from 256 to 32768",
         ),
     ] = None,
@@ -452,7 +451,8 @@ def bench(
     ] = 2,
     num_rounds: Annotated[int, Option(min=1, help="rounds timed by the device's clock")] = 30,
     rounds_of_memory: Annotated[
-        int | None, Option(min=1, help="rounds of the suite memory", show_default="1000")
+        int | None,
+        Option(min=1, help="rounds after which the suite cold reads memory", show_default="1000"),
     ] = None,
     max_seconds: Annotated[
         float | None, Option(min=0, help="begin nothing more after this many seconds")
@@ -488,6 +488,10 @@ def bench(
     ] = None,
     chains: Annotated[
         bool | None, Option("--chains", help="with --adaptive: chains alone, no draft trees")
+    ] = None,
+    ramp: Annotated[
+        bool | None,
+        Option("--ramp", help="in the suite loop: a load that rises and falls, in place of others"),
     ] = None,
     json: Annotated[Path | None, Option(help="write the last line's JSON to a file too")] = None,
     charts: Annotated[

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from specdec.bench.bench import Bench, BenchOptions
 from specdec.bench.card import card, measure_bandwidth
-from specdec.bench.charts import draw_charts
+from specdec.bench.charts import caption, draw_charts
 from specdec.bench.pair import EngineSpec, Pair, load_pair
-from specdec.bench.report import card_lines, table
+from specdec.bench.report import card_lines, tables
 from specdec.bench.suites import SUITES
 from specdec.cli.bench_options import chosen
 from specdec.cli.extras import check_outputs
@@ -109,12 +109,13 @@ def _run_suite(name: str, bench: Bench, found: Found, command: BenchCommand) -> 
     found.seconds[name] = time.monotonic() - start
     if not rows and name in found.failed:
         return
-    text = table(rows) if rows else "nothing to measure on this device"
-    print(f"\n{name} ({found.seconds[name]:.0f} s): {SUITES[name].__doc__}\n{text}", flush=True)
+    text = tables(rows) if rows else "nothing to measure on this device"
+    what, _, _ = (SUITES[name].__doc__ or "").partition("\n")
+    print(f"\n{name} ({found.seconds[name]:.0f} s): {what}\n{text}", flush=True)
 
 
 def _save(command: BenchCommand, bench: Bench, found: Found) -> None:
-    """After each row, as a whole: the run may be cut short at any time."""
+    """Write the whole file after each row: the run may be cut short at any time."""
     if command.json is not None:
         partial = command.json.with_name(command.json.name + ".partial")
         partial.write_text(json.dumps(_whole(bench, found), indent=1) + "\n")
@@ -122,7 +123,7 @@ def _save(command: BenchCommand, bench: Bench, found: Found) -> None:
 
 
 def rounded(value: object) -> object:
-    """Floats with six digits: more were not measured."""
+    """Keep six digits of floats: more were not measured."""
     if isinstance(value, Mapping):
         return {key: rounded(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -131,21 +132,22 @@ def rounded(value: object) -> object:
 
 
 def _whole(bench: Bench, found: Found) -> object:
-    """The content of the JSON."""
+    """Gather the content of the JSON."""
     return rounded(
         {**asdict(found), "results": list(bench.runs.values()), "skipped": bench.skipped}
     )
 
 
 def _finish(command: BenchCommand, bench: Bench, found: Found) -> None:
-    """Charts, what went wrong, the line of JSON, the exit code."""
+    """Draw charts, say what went wrong, print the line of JSON, set the exit code."""
     if command.charts is not None:
-        print(*(f"chart: {path}" for path in draw_charts(found.suites, command.charts)), sep="\n")
+        charts = draw_charts(found.suites, command.charts, caption([found.card]))
+        print(*(f"chart: {path}" for path in charts), sep="\n")
     if bench.skipped:
         skipped = "; ".join(bench.skipped)
         limit = command.options.max_seconds
         print(f"\nleft out{'' if limit is None else f', --max-seconds {limit}'}: {skipped}")
-    names = ("context", "loop", "ramp", "noise", "zero", "trees")
+    names = ("context", "loop", "noise", "trees")
     apart = [row for name in names for row in found.suites.get(name, [])]
     rows = [*bench.runs.values(), *apart]
     refused = [row for row in rows if "refused" in row]

@@ -8,39 +8,42 @@ import torch
 from specdec.bench.suites import SUITES
 from specdec.sizes import TreeShape
 
-OF_BATCHES = (
-    *(
-        "protocol",
-        "rounds",
-        "k",
-        "batch",
-        "loop",
-        "ramp",
-        "noise",
-        "zero",
-        "gaps",
-        "padding",
-        "memory",
-    ),
-    "trees",
-)
+LOADS = ("loop", "noise")
 READERS = {  # options that only some suites read
-    "contexts": ("context", "costs", "exactness"),
-    "rounds_of_memory": ("memory",),
-    "max_model_len": (*OF_BATCHES, "costs", "exactness", "attention", "capture", "cold"),
-    "max_num_seqs": (*OF_BATCHES, "requests", "cold"),
+    "contexts": ("exactness", "context"),
+    "rounds_of_memory": ("cold",),
+    "max_model_len": ("protocol", "rounds", "exactness", *LOADS, "trees", "cold"),
+    "max_num_seqs": ("protocol", "rounds", *LOADS, "trees", "requests", "cold"),
     "gpu_memory_utilization": ("cold",),
-    "adaptive": ("loop", "ramp", "noise", "requests", "cold"),
-    "chains": ("loop", "ramp", "noise", "requests"),
-    "trees": ("trees", "context"),
-    "temperatures": ("loop", "noise", "trees"),
+    "adaptive": (*LOADS, "requests", "cold"),
+    "chains": (*LOADS, "requests"),
+    "ramp": ("loop",),
+    "trees": ("context", "trees"),
+    "temperatures": (*LOADS, "trees"),
     "thresholds": ("trees",),
 }
-OF_GRAPHS = ("noise", "capture", "padding")
+OF_GRAPHS = ("noise",)
+GONE = {  # suites of earlier versions, and what to do instead
+    "k": "give --suite protocol,rounds -k 0,1,2,3,4,5,6,7,8 --batch 1",
+    "batch": "give --suite protocol --batch 1,2,4,8,16,32",
+    "ramp": "give --suite loop --ramp",
+    "attention": "give --suite exactness, which times it too",
+    "capture": "give --suite cold, which times it too",
+    "memory": "give --suite cold, which reads it too",
+    "costs": "give --suite rounds, or --suite context after long prompts",
+    "zero": "compare K = 0 of --suite protocol with K = 0 of --suite trees, which has a draft",
+    "stops": "give --suite trees --thresholds -1,0.2",
+    "gaps": "run python -m scripts.profile_round, which says when the device is idle",
+    "waiting": "give --suite loop, whose gaps between tokens have prompts in them",
+    "prefill": "give --suite first_token",
+    "padding": "read LLM.graph_counters(), which counts the batches of each graph",
+}
 
 
 def chosen(names: tuple[str, ...]) -> list[str]:
-    """In the order of SUITES, so that suites share engines."""
+    """Put the suites into the order of SUITES, so that neighbours share engines."""
+    for name in filter(GONE.get, names):
+        raise ValueError(f"--suite {name}: there is no such suite any more; {GONE[name]}")
     unknown = [name for name in names if name not in (*SUITES, "all")]
     if unknown:
         raise ValueError(f"--suite {unknown[0]}: allowed are all, {', '.join(SUITES)}")
@@ -76,7 +79,7 @@ def refuse_unread(suites: tuple[str, ...], draft: str | None, given: Mapping[str
 
 
 def _check_rows(given: Mapping[str, object]) -> None:
-    """An engine needs a row for each request of a batch."""
+    """Refuse an engine with fewer rows than the requests of a batch."""
     rows = given["max_num_seqs"]
     batches = cast(list[int], given["batches"] or [1])
     if isinstance(rows, int) and rows < max(batches):
@@ -91,13 +94,13 @@ def _option(name: str, given: Mapping[str, object]) -> str:
 
 
 def _shown(value: object) -> str:
-    """As it was given."""
+    """Write a value in the form in which it was given."""
     if isinstance(value, TreeShape):
         return f"{value.num_rows}x{value.num_levels}x{value.top_k}"
     return ",".join(map(_shown, value)) if isinstance(value, list) else str(value)
 
 
 def default_batches(device: str) -> tuple[int, ...]:
-    """What the protocol says, and what a CPU has time for."""
+    """Give the protocol's batches, and on a CPU what it has time for."""
     is_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     return (1, 8, 32) if is_gpu else (1,)

@@ -12,18 +12,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdec.bench import costs as costing
 from specdec.bench import loop as loops
 from specdec.bench import noise as noises
 from specdec.bench import serving, suites
-from specdec.bench import zero as zeros
 from specdec.bench.bench import Bench, BenchOptions
 from specdec.bench.card import Bandwidth, Bytes, bytes_of
-from specdec.bench.charts import per_user
+from specdec.bench.charts import caption, draw_charts, per_user
 from specdec.bench.pair import EngineSpec, Pair, joined, load_pair
 from specdec.bench.percentiles import nearest_rank, percentile
-from specdec.bench.prefill import prefill_row
-from specdec.bench.report import table
+from specdec.bench.report import table, tables
 from specdec.bench.requests import draw_jobs
 from specdec.bench.rounds import steady, time_phases
 from specdec.bench.serving import first_difference
@@ -31,7 +28,6 @@ from specdec.bench.timing import Spread, wrapped
 from specdec.bench.trees import NEVER
 from specdec.cli import SUITES, main
 from specdec.kernels.compilations import Compilations
-from specdec.runner import Runner
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import TreeShape
 from specdec.start.speculation import Drafting
@@ -213,10 +209,28 @@ def test_every_other_suite_runs(bench):
     contexts = [tuple(row[name] for name in names) for row in suites.context(bench)]
     one, two = [(30, 30, 1), (70, 70, 1)], [(30, 30, 2), (70, 70, 2), (70, 30, 2)]
     assert contexts == [*one, *two] * 2
-    assert [row["batch"] for row in suites.batch(bench)] == [1, 2, 1, 2]
-    assert [row["when"] for row in suites.memory(bench)][-1] == "after clear_graphs"
-    for of_a_gpu_only in (suites.capture, suites.exactness, suites.prefill, suites.noise):
+    assert [row["batch"] for row in suites.protocol(bench)] == [1, 2, 1, 2]
+    for of_a_gpu_only in (suites.capture, suites.exchanges, suites.noise):
         assert list(of_a_gpu_only(bench)) == []
+
+
+def test_cold_has_starts_then_captures_then_memory(bench, monkeypatch):
+    monkeypatch.setattr(suites, "cold_rows", lambda *given: [{"start": given[2]}])
+    monkeypatch.setattr(suites, "capture", lambda _: [{"chunks": "breakable"}])
+    rows = list(suites.cold(bench))
+    assert rows[:2] == [{"start": 2}, {"chunks": "breakable"}]
+    assert [row["when"] for row in rows[2:]][-1] == "after clear_graphs"
+    heads = [each.split()[0] for each in tables(rows).split("\n\n")]
+    assert heads == ["start", "chunks", "when"]
+    bench.options = replace(bench.options, max_seconds=0.0)
+    assert list(suites.cold(bench)) == [{"start": 2}]
+    assert bench.skipped == ["cold: capture", "cold: memory"]
+
+
+def test_exactness_prices_rounds_and_then_attention(bench, monkeypatch):
+    monkeypatch.setattr(suites, "exchanges", lambda _: [{"exchanged": "layers"}])
+    monkeypatch.setattr(suites, "attention", lambda _: [{"what": "round"}])
+    assert list(suites.exactness(bench)) == [{"exchanged": "layers"}, {"what": "round"}]
 
 
 @pytest.mark.slow
@@ -233,7 +247,7 @@ def test_contexts_are_measured_with_trees_too(bench):
 
 
 def test_the_first_token_is_timed_with_graphs_and_without(bench, monkeypatch):
-    monkeypatch.setattr("specdec.bench.prefill.FIRST_TOKEN_LENGTHS", (3, 20, 10**6))
+    monkeypatch.setattr("specdec.bench.first_token.LENGTHS", (3, 20, 10**6))
     rows = list(suites.first_token(bench))
 
     assert [(row["prompt_tokens"], row["asked"]) for row in rows] == [
@@ -241,18 +255,6 @@ def test_the_first_token_is_timed_with_graphs_and_without(bench, monkeypatch):
     ]
     assert {row["runs_as"] for row in rows} == {"NONE"}  # on a CPU
     assert all(row["ms"] > 0 for row in rows)
-
-
-def test_the_batches_of_one_run_are_counted_by_family_and_size(bench):
-    for _ in range(2):  # the second run counts its own alone
-        rows = list(suites.padding(bench))
-        prefill = [row for row in rows if row["family"] == "target_prefill"]
-        assert [(row["batch"], row["mode"], row["batches"]) for row in prefill] == [
-            (1, "NONE", 1),
-            (2, "NONE", 1),
-        ]
-        lengths = [len(prompt) for prompt in bench.pair.prompts[:2]]
-        assert [row["unpadded_tokens"] for row in prefill] == [lengths[0], sum(lengths)]
 
 
 def test_a_budget_that_is_spent_leaves_the_rest_out(bench):
@@ -301,8 +303,6 @@ def test_trees_for_which_no_time_is_left_are_skipped_by_name(bench):
 
 def test_charts_are_drawn_of_what_was_measured(bench, tmp_path):
     pytest.importorskip("matplotlib")
-    from specdec.bench.charts import draw_charts
-
     found = {name: list(suites.SUITES[name](bench)) for name in ("protocol", "rounds")}
     names = ("num_speculative_tokens", "rows", "top_k", "threshold", "tokens_per_second")
     kinds = [(0, 1, 1, None, 9.0), (5, 6, 1, None, 20.0), (6, 8, 4, None, 25.0)]
@@ -313,7 +313,7 @@ def test_charts_are_drawn_of_what_was_measured(bench, tmp_path):
         for batch in (1, 8)
         for kind in kinds
     ]
-    assert [path.name for path in draw_charts(found, tmp_path, "now-")] == [
+    assert [path.name for path in draw_charts(found, tmp_path, "a CPU", "now-")] == [
         "now-anatomy.png",
         "now-batch.png",
         "now-trees-batch-1.png",
@@ -321,7 +321,26 @@ def test_charts_are_drawn_of_what_was_measured(bench, tmp_path):
     ]
 
 
-def test_a_batch_that_two_suites_measured_is_one_point():
+def test_a_picture_names_device_model_and_dates(tmp_path, monkeypatch):
+    card = {
+        "device": "NVIDIA H200",
+        "target": "/tmp/8b/target",
+        "target_bytes_per_pass": 15 * 10**9,
+    }
+    cards = [card | {"date": date} for date in ("2026-11-23", "2026-11-22", "2026-11-24")]
+    what = "NVIDIA H200; {} (15.0 GB a pass); {}"
+    assert caption(cards[:1]) == what.format("/tmp/8b/target", "2026-11-23")
+    assert caption(cards, "8B") == what.format("8B", "2026-11-22 to 2026-11-24")
+    figure = pytest.importorskip("matplotlib.figure")
+    drawn = []
+    monkeypatch.setattr(figure.Figure, "supxlabel", lambda _, text, **__: drawn.append(text))
+    rows = [{"num_speculative_tokens": 0, "batch": 1, "per_user": 9.0, "load": "1 to 8 to 1"}]
+    assert draw_charts({"loop": rows}, tmp_path, "a") == []  # of loads that stay, not of ramps
+    draw_charts({"protocol": rows}, tmp_path, caption(cards[:1]))
+    assert drawn == [caption(cards[:1])]
+
+
+def test_a_batch_measured_twice_is_one_point():
     rows = [
         {"num_speculative_tokens": K, "batch": B, "per_user": K + v}
         for K, B, v in ((3, 8, 1), (3, 1, 2), (0, 8, 3))
@@ -357,17 +376,6 @@ def test_an_act_that_takes_longer_shows_in_its_own_phase(bench, monkeypatch):
     assert found["record"].median >= 20
 
 
-@pytest.mark.slow
-def test_gaps_are_the_time_in_which_nothing_runs(bench):
-    bench.options = replace(bench.options, num_rounds=6)
-    rows = list(suites.gaps(bench))
-
-    assert [(row["num_speculative_tokens"], row["batch"]) for row in rows] == [(2, 1), (2, 2)]
-    for row in rows:
-        assert 0 < row["busy_ms"] < row["round_ms"]
-        assert row["gap_share"] == pytest.approx(1 - row["busy_ms"] / row["round_ms"])
-
-
 def test_requests_are_served_both_ways_with_the_same_tokens(bench, monkeypatch):
     monkeypatch.setattr("specdec.bench.requests.LONGEST_PROMPT", 40)
     monkeypatch.setattr("specdec.bench.requests.LONGEST_ANSWER", 12)
@@ -394,32 +402,6 @@ def test_lengths_of_requests_are_those_that_are_stated(pair):
     assert 4 <= min(answers) <= max(answers) <= 512
     assert 120 < prompts[128] < 200
     assert 100 < answers[128] < 160
-
-
-@pytest.mark.slow
-def test_waiting_measures_gaps_with_and_without_long_prompts(bench, monkeypatch):
-    """A step with a long prompt takes 250 ms more: no wait for other processes is that long."""
-    run_step = Runner.run_step
-
-    def run_slowly(runner, rows, parts, **options):
-        time.sleep(0.25 * (sum(part.length for part in parts) > 60))
-        return run_step(runner, rows, parts, **options)
-
-    monkeypatch.setattr(Runner, "run_step", run_slowly)
-    monkeypatch.setattr("specdec.bench.requests.LONG_PROMPTS", ((170, 2), (10**6, 1)))
-    monkeypatch.setattr("specdec.bench.requests.INTERVAL", 0.1)
-    rows = list(suites.waiting(bench))
-
-    assert [row["prompt_tokens"] for row in rows] == [170] * len(bench.options.batches)
-    assert all(0 < row["gap_ms_p50"] <= row["gap_ms_p99"] for row in rows)
-    assert all(row["with_prompts_p99"] > row["gap_ms_p50"] + 100 for row in rows)
-    assert all("longer than the target's" in line for line in bench.skipped)
-    assert len(bench.skipped) == len(rows)
-
-
-def test_a_prompt_in_one_chunk_has_a_time_and_a_speed(pair):
-    row = prefill_row(pair, 2, 70)
-    assert row["prompt_tokens_per_second"] == pytest.approx(70e3 / row["chunk_ms"])
 
 
 def test_capture_sums_the_families_of_both_kinds_of_chunks(bench, monkeypatch):
@@ -548,14 +530,14 @@ def test_a_loop_whose_output_differs_has_no_figures():
 def test_a_ramp_rises_and_falls_and_runs_every_request_to_its_end(pair, monkeypatch):
     monkeypatch.setattr(loops, "PROMPT_LENGTHS", (4, 9))
     monkeypatch.setattr(loops, "RAMPS", 2)
-    options = BenchOptions(ks=(2,), batches=(1, 4), max_tokens=4, max_model_len=64)
+    options = BenchOptions(ks=(2,), batches=(1, 4), max_tokens=4, max_model_len=64, ramp=True)
     bench = Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
     levels = []
     run = loops.Loop.run
     monkeypatch.setattr(
         loops.Loop, "run", lambda self, *args: (levels.append(args), run(self, *args))
     )
-    rows = list(loops.ramp(bench))
+    rows = list(loops.loop(bench))
     assert [row["num_speculative_tokens"] for row in rows] == [0, 2]
     assert all(row["low"] <= row["tokens_per_second"] <= row["high"] for row in rows)
     stages = [level for level, _ in levels[:6]]
@@ -594,61 +576,6 @@ def test_noise_is_beside_plain_decoding_and_the_draft_is_itself_again(pair, monk
     assert min(lengths[2:]) > 1.3
     assert num_steps == [2, 2, 3, 3]
     assert all(torch.equal(pair.eagle.tensors[name], x) for name, x in before.items())
-
-
-def test_costs_are_of_rounds_and_chunks_by_rows_and_context(pair, monkeypatch):
-    monkeypatch.setattr(costing, "CHUNKS", (16, 64, 100_000))
-    options = BenchOptions(ks=(2,), batches=(1, 3), contexts=(50,), num_rounds=2, max_model_len=64)
-    bench = Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
-    rows = list(costing.costs(bench))
-    found = [(row["step"], row["rows"], row["requests"], row["context"]) for row in rows]
-    behind = costing.PROMPT
-    assert found == [
-        ("round", 1, 1, behind),
-        ("round", 3, 1, behind),
-        ("round", 3, 3, behind),
-        ("round", 9, 3, behind),
-        ("round", 1, 1, 50),
-        ("round", 3, 1, 50),
-        ("round", 8, 8, 50),
-        ("round", 24, 8, 50),
-        ("chunk", 16, 1, 0),
-        ("chunk", 64, 1, 0),
-    ]
-    assert {row["runs_as"] for row in rows} == {"op by op"}  # on a CPU
-    assert all(row["low"] <= row["ms"] <= row["high"] for row in rows)
-
-
-@pytest.mark.slow
-def test_an_unused_draft_is_compared_with_none(pair):
-    options = BenchOptions(
-        ks=(2,), batches=(2,), num_prompts=2, max_tokens=6, max_model_len=512, repeats=2
-    )
-    bench = Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
-    rows = list(zeros.zero(bench))
-    assert [row["requests"] for row in rows] == [
-        "built without a draft",
-        "speculate=False",
-        "num_speculative_tokens=0",
-    ]
-    assert all(row["low"] <= row["tokens_per_second"] <= row["high"] for row in rows)
-    assert rows[0]["against_no_draft"] == 1
-
-
-def test_an_engine_is_not_compared_with_itself(pair):
-    options = BenchOptions(ks=(2,), batches=(1,), num_prompts=1, max_tokens=4)
-    bench = Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
-    spec = EngineSpec(num_speculative_tokens=2, max_num_seqs=1, max_model_len=512)
-    engine = pair.engine(spec)
-    for name in (zeros.NO_DRAFT, "speculate=False"):
-        bare = SimpleNamespace(runner=SimpleNamespace(draft=None))
-        ways = {name: (engine if name == zeros.NO_DRAFT else bare, serving.GREEDY)}
-        with pytest.raises(RuntimeError, match=f"zero: {name}: this engine is no other"):
-            list(zeros.compared(ways, bench, 1))
-    ways = {"speculate=False": (engine, serving.GREEDY)}  # whose requests draft
-    with pytest.raises(RuntimeError, match="tokens drafted"):
-        list(zeros.compared(ways, bench, 1))
-    pair.drop(spec)
 
 
 def test_prompts_of_steady_rounds_do_not_wait_for_each_other(pair):

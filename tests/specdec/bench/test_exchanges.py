@@ -7,9 +7,9 @@ import torch
 
 from specdec import kernels
 from specdec.bench.attention_jobs import Job
+from specdec.bench.exactness import chunk_ms, chunk_spec
 from specdec.bench.exchanges import cublas_tile_maxima, exchanged, silu_mul
 from specdec.bench.pair import EngineSpec, load_pair
-from specdec.bench.prefill import chunk_ms, chunk_spec
 from specdec.bench.rounds import steady
 from specdec.kernels import HAS_TRITON, best_token, gate_up, linear
 from specdec.kernels.backend import Backend, backend

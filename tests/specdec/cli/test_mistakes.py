@@ -72,12 +72,12 @@ MISTAKES = [
     ("generate demo x -k auto", "--num-speculative-tokens auto without a draft: give --draft too"),
     (
         "bench demo --adaptive",
-        "--adaptive is for the suites loop, ramp, noise, requests, cold: give",
+        "--adaptive is for the suites loop, noise, requests, cold: give",
     ),
-    ("bench demo --chains", "--chains is for the suites loop, ramp, noise, requests: give one of"),
+    ("bench demo --chains", "--chains is for the suites loop, noise, requests: give one of"),
     (
         "bench demo --trees 8x6x4",
-        "--trees 8x6x4 is for the suites trees, context: give one of them",
+        "--trees 8x6x4 is for the suites context, trees: give one of them",
     ),
     (
         "bench demo --temperatures 0.7",
@@ -115,13 +115,23 @@ MISTAKES = [
     ("generate demo x --enforce-eager --cuda-graph-sizes 1", "--enforce-eager captures nothing"),
     # bench
     ("bench --suite speed", "--suite speed: allowed are all, protocol"),
+    (
+        "bench --suite k",
+        "--suite k: there is no such suite any more; give --suite protocol,rounds -k 0",
+    ),
+    (
+        "bench --suite rounds,ramp",
+        "--suite ramp: there is no such suite any more; give --suite loop --r",
+    ),
+    ("bench --suite all,zero", "--suite zero: there is no such suite any more; compare K = 0 of"),
+    ("bench --ramp", "--ramp is for the suite loop alone: give --suite loop too"),
     ("bench --batch many", "--batch many: give integers with commas between them"),
     ("bench --num-prompts 0", "--num-prompts 0: "),
     ("bench --batch 0", "--batch 0: give numbers of at least 1, at most 4096"),
     ("bench --batch 8 --max-num-seqs 4", "--max-num-seqs 4 with --batch 8: give at least 8"),
     ("bench --gpu-memory-utilization 0.5", "is for the suite cold alone: give --suite cold too"),
-    ("bench --suite capture --enforce-eager", "with the suite capture, which measures graphs"),
-    ("bench --suite context --max-model-len 64", "is for the suites protocol, rounds, k, batch"),
+    ("bench --suite noise --enforce-eager", "with the suite noise, which measures graphs"),
+    ("bench --suite context --max-model-len 64", "is for the suites protocol, rounds, exactness"),
     ("bench --prompts {}/text", "give JSON"),
     ("bench --json {}/no/run.json", "--json {}/no/run.json: there is no directory {}/no"),
     ("bench --json {}", "--json {}: a directory; give a file"),

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 import runpy
-import shlex
 import sys
 
 import pytest
@@ -16,7 +15,6 @@ from specdec.bench import charts, serving
 from specdec.kernels.tables import read_table
 from specdec.kernels.tile_shapes import Product
 from specdec.models.llama import LlamaModel
-from tests.specdec.kernels.row_products import multiply_row_by_row
 
 
 @pytest.fixture
@@ -45,39 +43,6 @@ def test_load_checkpoint_ends_with_the_error(run, capsys, tmp_path):
     with pytest.raises(SystemExit, match="2"):
         run("scripts.load_checkpoint", str(tmp_path))
     assert "nothing loaded" in capsys.readouterr().err
-
-
-def test_host_steps_times_what_is_not_computed(run):
-    out = run("scripts.host_steps", "--batches", "2,3", "-k", "0,2", "--repeats", "1")
-
-    rows = json.loads(out.splitlines()[-1])["rows"]
-    sizes = [(row["num_speculative_tokens"], row["batch"]) for row in rows]
-    assert sizes == [(0, 2), (0, 3), (2, 2), (2, 3)]
-    assert all(0 < row["ms_a_step"] < 20 for row in rows)
-
-
-@pytest.mark.slow
-def test_step_times_tells_steps_apart_by_what_came_before(run):
-    out = run("scripts.step_times", "-k", "2", "--max-tokens", "3", "--device", "cpu")
-
-    rows = json.loads(out.splitlines()[-1])["rows"]
-    kinds = {(row["before"], row["drafted"], row["step"]) for row in rows}
-    assert len(kinds) == len(rows)
-    assert ("2 x chain", "2 levels", "1 x chain + prompts") in kinds
-    for row in rows:
-        assert (row["prompt_rows"] > 0) == row["step"].endswith("prompts")
-        assert row["ms"] * row["steps"] == pytest.approx(row["total_ms"])
-        num_requests = 0 if row["step"] == "prompts" else int(row["step"].split()[0])
-        assert row["rows"] == 3 * num_requests
-
-
-@pytest.mark.slow
-def test_sampling_rounds_times_every_case(run):
-    out = run("scripts.sampling_rounds", "--batches", "1", "--num-rounds", "1")
-
-    rows = json.loads(out.splitlines()[-1])["rows"]
-    assert [row["case"] for row in rows][:2] == ["greedy", "T=1"]
-    assert all(row["round_ms"] > 0 for row in rows)
 
 
 def test_memcheck_deals_tests_out_and_tells_what_is_found(run, capsys, tmp_path, monkeypatch):
@@ -283,16 +248,3 @@ def test_tune_products_stops_in_time_and_says_what_is_left(run, fake_gpu, tmp_pa
     out = str(tmp_path / "table.json")
     text = run("scripts.tune_products", "--max-seconds", "0", "--models", "qwen3-8b", "--out", out)
     assert "no time for 8: split,6144,4096,bfloat16 " in text
-
-
-def test_tune_attention_times_each_tile_and_compares_its_bits(run, tmp_path, monkeypatch):
-    multiply_row_by_row(monkeypatch)
-    file = tmp_path / "run.json"
-    tiny = shlex.split("--lengths 66 --heads 1 --kv-heads 1 --head-dim 16 --repeats 1")
-    how = ["--device", "cpu", "--dtype", "float32", "--json", str(file)]
-    with pytest.raises(SystemExit, match="0"):
-        run("scripts.tune_attention", *tiny, *how)
-
-    results = json.loads(file.read_text())["results"]
-    assert [row["has_equal_bits"] for row in results[:-1]] == [True] * 7
-    assert all(row["ms_per_layer"] > 0 for row in results)

@@ -10,13 +10,14 @@ import torch
 
 from graphs.modes import CUDAGraphMode
 from graphs.tape.backend import TapeBackend
-from scripts.soak import at_random, rows_are_shared, soak
 from specdec import LLM, SamplingParams
 from specdec.requests.metrics import Counter
 from specdec.scheduling.row_planner import RoundPlan
 from specdec.scheduling.step_costs import RoundCosts
 from specdec.sizes import BLOCK_SIZE
 from specdec.start import load
+from tests.shared_rows import at_random, rows_are_shared
+from tests.soak import soak
 
 NUM_TOKENS = 16
 K = 8

@@ -13,7 +13,6 @@ import torch
 
 from graphs.modes import CUDAGraphMode
 from graphs.tape.backend import TapeBackend
-from scripts.soak import at_random, rows_are_shared, soak
 from specdec import LLM, SamplingParams, sizes
 from specdec.engine import _chains_in_trees
 from specdec.requests.metrics import Counter
@@ -25,6 +24,8 @@ from specdec.start import load
 from specdec.start.speculation import AUTO_TREE
 from specdec.stepping.results import StepResult
 from tests.e2e.caches import cache_rows, poison_nodes
+from tests.shared_rows import at_random, rows_are_shared
+from tests.soak import soak
 
 COSTS = RoundCosts(verify=((512, 1.0),), plain=((64, 1.0),), level=((64, 0.01),))
 SMALL = TreeShape(num_levels=4, top_k=3, num_nodes=9, smaller=((3, 4, 6), (5, 2, 3)))

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from scripts.soak import at_random
 from specdec import LLM, SamplingParams
 from specdec.draft import Draft
+from tests.shared_rows import at_random
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_late_compilation")]
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from graphs.tape.backend import TapeBackend
-from scripts.soak import NUM_ROWS, soak
 from specdec import LLM, SamplingParams
 from specdec.sampler import sampler
 from specdec.sizes import BLOCK_SIZE
 from specdec.start import load
+from tests.soak import NUM_ROWS, soak
 
 K = 3
 NUM_TOKENS = 12

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from graphs.modes import CUDAGraphMode
-from scripts.soak import soak
 from specdec import LLM, SamplingParams
 from specdec.kernels import move_slots
 from specdec.kernels.attention import launch, launch_plan
@@ -15,6 +14,7 @@ from tests.e2e.caches import cache_rows, poison_nodes
 from tests.naive_eagle import borrow, read_draft
 from tests.naive_tree import GREEDY, Sampling, Shape, TreeDecoding
 from tests.reference import Reference
+from tests.soak import soak
 from weights.demo import demo_directory, demo_prompts
 
 TAPS = {"eagle3": (2, 4, 5), "eagle1": ()}

@@ -18,7 +18,7 @@ class QueryTile(NamedTuple):
     max_head_dim: int = 0
 
 
-# The only place that chooses tiles. Tests and scripts/tune_attention.py compare them with others.
+# The only place that chooses tiles; tests compare them with others.
 QUERY_TILES = (
     QueryTile(0, 16, 4),
     QueryTile(16, 32, 4),

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts.soak import rows_are_shared
 from specdec import LLM
 from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.query_tiles import Heads
@@ -25,6 +24,7 @@ from specdec.start.compile_ahead import (
     shared_rounds,
 )
 from specdec.stepping.logprobs import ROWS_AT_ONCE
+from tests.shared_rows import rows_are_shared
 
 
 def kind(rows: int) -> tuple[int, int]:

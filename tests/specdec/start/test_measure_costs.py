@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from scripts.soak import rows_are_shared
 from specdec import LLM
 from specdec.kernels.tile_shapes import row_class
 from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS, StepCosts
@@ -15,6 +14,7 @@ from specdec.start import step_times
 from specdec.start.cost_sizes import apart, as_rounds, between
 from specdec.start.measure_costs import AS_NEXT, NEVER, measure_costs, measure_round_costs
 from specdec.step import Acts
+from tests.shared_rows import rows_are_shared
 
 # of rounds on an H200, by classes of rows
 ROUND_MS = {

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.browser
 def browser():
     """A missing browser is a failure: these tests run only where they are asked for."""
     try:
-        from scripts.playground_picture import open_browser
+        from tests.specdec.serve.http.browser import open_browser
     except ModuleNotFoundError as error:
         pytest.fail(f"{INSTALL} ({error})")
     try:

@@ -1,12 +1,10 @@
 """Forced rounds are those that plain decoding tells, guided and unguided."""
 
-import json
-
 import pytest
 
-from scripts import guided_acceptance
 from specdec import LLM, SamplingParams
 from specdec.cli.agreement import count_equal
+from tests.e2e import forced_texts
 
 K = 3
 
@@ -20,8 +18,8 @@ def llm():
 @pytest.fixture(scope="module")
 def found(llm):
     """The text of a schema and its positions."""
-    params, text = guided_acceptance.written(llm, "flat object", 40)
-    return text, guided_acceptance.forced_positions(llm, params, text)
+    params, text = forced_texts.written(llm, "flat object", 40)
+    return text, forced_texts.forced_positions(llm, params, text)
 
 
 def test_guided_drafts_are_accepted_while_they_are_the_text(found):
@@ -34,7 +32,7 @@ def test_guided_drafts_are_accepted_while_they_are_the_text(found):
 
 def test_unguided_drafts_are_accepted_while_the_target_alone_would_write_them(llm, found):
     text, positions = found
-    prompt = llm.tokenizer.encode(guided_acceptance.PROMPT)
+    prompt = llm.tokenizer.encode(forced_texts.PROMPT)
     prefixes = [[*prompt, *text[: t + 1]] for t in range(len(positions))]
     plain = SamplingParams(temperature=0.0, max_tokens=K, ignore_eos=True, speculate=False)
     for t, output in enumerate(llm.generate(prefixes, plain, use_tqdm=False)):
@@ -44,18 +42,9 @@ def test_unguided_drafts_are_accepted_while_the_target_alone_would_write_them(ll
     assert {position.guided == position.unguided for position in positions} == {True, False}
 
 
-def test_both_figures_are_reported(capsys):
-    guided_acceptance.main(["--schemas", "flat object", "-k", "2", "--max-tokens", "16"])
-    run = json.loads(capsys.readouterr().out.splitlines()[-1])
-    guided, unguided = run["results"]
-    assert (guided["verification"], unguided["verification"]) == ("guided", "unguided")
-    assert guided["positions"] == unguided["positions"] == 14
-    assert 1 < guided["mean_acceptance_length"] <= 3
-
-
 def test_a_round_that_leaves_the_text_ends_the_run(llm, found):
     text, _ = found
-    params, _ = guided_acceptance.written(llm, "flat object", 40)
+    params, _ = forced_texts.written(llm, "flat object", 40)
     wrong = [*text[:4], text[4] + 1, *text[5:]]
-    with pytest.raises(SystemExit, match="the text is"):
-        guided_acceptance.forced_positions(llm, params, wrong)
+    with pytest.raises(AssertionError, match="the text is"):
+        forced_texts.forced_positions(llm, params, wrong)

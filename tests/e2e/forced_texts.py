@@ -1,34 +1,20 @@
-"""How many drafts are accepted along one guided text, if its grammar guides verification or not?
+"""Drafts along a guided text, verified with its grammar's masks and without.
 
-    python -m scripts.guided_acceptance
-    python -m scripts.guided_acceptance --schemas "flat object" tree -k 3 --json FILE
-
-The text is what the target writes greedily under a JSON schema of tests/e2e/guided_cases.py. Both
-figures are teacher-forced: for each token of the text that at least K more follow, two requests are
-made of the prompt and the text before it, and their first token is forced to be the text's. So in
-both the draft proposes from the state that the text leads to, and proposes the same. One round
-verifies the drafts: guided, where the grammar masks every row, and unguided, where the target
-chooses freely. Every position counts once, unlike in a run, whose rounds begin where the last one
-stopped.
-
-Prints a table over all texts and one line of JSON. Ends with an error if the two drafts differ or a
-guided round leaves the text.
+For each token of a text that at least K more follow, two requests are made of the prompt and the
+text before it, and their first token is forced to be the text's. So in both the draft proposes from
+the state that the text leads to, and proposes the same. One round verifies the drafts: guided,
+where the grammar masks every row, and unguided, where the target chooses freely.
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
-from pathlib import Path
 
 from specdec import LLM, SamplingParams
-from specdec.bench.report import table, write_json
 from specdec.requests.guide import Guide, Part
 from specdec.requests.request import Request
 from tests.e2e.guided_cases import SCHEMAS
 
 PROMPT = "Question: give one value as JSON.\nAnswer: "
-KINDS = ("guided", "unguided")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,51 +80,6 @@ class ForcedStart:
         return "" if self.after is None else self.after.error
 
 
-def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--schemas", nargs="+", default=list(SCHEMAS), help="default: all")
-    parser.add_argument("--draft", default="demo", help="demo or demo/eagle1")
-    parser.add_argument("--num-speculative-tokens", "-k", type=int, default=5)
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--json", type=Path, help="write the last line's JSON to a file too")
-    return parser.parse_args(args)
-
-
-def main(args: Sequence[str] | None = None) -> None:
-    given = parse_args(args)
-    K = given.num_speculative_tokens
-    names = given.schemas
-    speculation = {"model": given.draft, "num_speculative_tokens": K, "adaptive": False}
-    llm = LLM("demo", speculation, device="cpu", max_num_seqs=24, max_model_len=512)
-    texts = {name: forced_positions(llm, *written(llm, name, given.max_tokens)) for name in names}
-    positions = list(chain.from_iterable(texts.values()))
-    if not positions:
-        raise SystemExit(f"no text has {K + 1} tokens: lower -k, or raise --max-tokens")
-    rows = [figures(kind, positions, K) for kind in KINDS]
-    share = sum(each.is_targets for each in positions) / len(positions)
-    print(table(rows))
-    print(f"the target alone would go on as the text does at {share:.1%} of the positions")
-    by_text = {
-        name: [figures(kind, each, K) for kind in KINDS] for name, each in texts.items() if each
-    }
-    found = {**vars(given), "share_of_targets_own": share, "results": rows, "by_text": by_text}
-    write_json("scripts.guided_acceptance", found, given.json)
-
-
-def figures(kind: str, positions: Sequence[Position], K: int) -> dict[str, object]:
-    """Of one way to verify. at least i: the share of positions that accept that many drafts."""
-    counts = [getattr(position, kind) for position in positions]
-    shares = [sum(count >= i for count in counts) / len(counts) for i in range(1, K + 1)]
-    return {
-        "verification": kind,
-        "positions": len(counts),
-        "mean_acceptance_length": 1 + sum(shares),
-        **{f"at least {i}": share for i, share in enumerate(shares, start=1)},
-    }
-
-
 def written(llm: LLM, schema: str, max_tokens: int) -> tuple[SamplingParams, list[int]]:
     """The parameters of a schema's greedy text, and its tokens."""
     case = {"json": SCHEMAS[schema]}
@@ -148,7 +89,7 @@ def written(llm: LLM, schema: str, max_tokens: int) -> tuple[SamplingParams, lis
 
 
 def forced_positions(llm: LLM, params: SamplingParams, text: Sequence[int]) -> list[Position]:
-    """One for each t with K + 1 tokens of text from t on, in order."""
+    """Verify the drafts at each t with K + 1 tokens of text from t on, in order."""
     K = llm.sizes.num_speculative_tokens
     prompt = llm.tokenizer.encode(PROMPT)
     one_round = params.clone()
@@ -171,14 +112,12 @@ def forced_positions(llm: LLM, params: SamplingParams, text: Sequence[int]) -> l
 def _position(guided: Request, unguided: Request, text: Sequence[int]) -> Position:
     [first], [second] = guided.stats.rounds, unguided.stats.rounds
     if first.draft_tokens != second.draft_tokens or guided.token_ids != text:
-        raise SystemExit(f"{guided.token_ids} written, the text is {text}; drafts: {first, second}")
+        raise AssertionError(
+            f"{guided.token_ids} written, the text is {text}; drafts: {first, second}"
+        )
     return Position(
         drafts=first.draft_tokens,
         guided=first.num_accepted,
         unguided=second.num_accepted,
         is_targets=unguided.token_ids == text,
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -67,7 +67,7 @@ class Plan:
 
 
 def plan_requests(count: int, chance: random.Random, limits: Limits) -> list[Plan]:
-    """In the order of arrival."""
+    """Draw requests in the order of their arrival."""
     prompts = demo_prompts()["prompts"]
     texts = [[token for prompt in prompts[i::8] for token in prompt] for i in range(4)]
     plans = []

@@ -44,8 +44,8 @@ def lengths_and_arguments(path: str, text: str) -> list[tuple[int, int]]:
     found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, FUNCTION) and "jit" not in "".join(map(ast.dump, node.decorator_list)):
-            given = node.args
-            names = {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+            kinds = node.args.posonlyargs, node.args.args, node.args.kwonlyargs
+            names = {each.arg for kind in kinds for each in kind}
             num_arguments = 0 if PUBLIC.fullmatch(path) else len(names - {"self", "cls"})
             found.append(((node.end_lineno or 0) - node.lineno + 1, num_arguments))
     return found
@@ -53,9 +53,8 @@ def lengths_and_arguments(path: str, text: str) -> list[tuple[int, int]]:
 
 def num_constants(text: str) -> int:
     """Names in capitals that a module binds."""
-    bound = re.findall(
-        r"^([A-Z][A-Z\d_]*(?:, [A-Z][A-Z\d_]*)*)(?:: [^=\n]+)? =", text, re.MULTILINE
-    )
+    name = r"[A-Z][A-Z\d_]*"
+    bound = re.findall(rf"^({name}(?:, {name})*)(?:: [^=\n]+)? =", text, re.MULTILINE)
     return sum(len(names.split(", ")) for names in bound)
 
 
@@ -82,26 +81,22 @@ def num_families() -> int:
 def numbers() -> dict[str, int]:
     """Each number by what it counts."""
     product = texts("specdec", "graphs", "weights")
-    functions = [each for item in product.items() for each in lengths_and_arguments(*item)]
     run = run_by_a_request(product)
+    functions = [each for item in product.items() for each in lengths_and_arguments(*item)]
     benchmarks = subprocess.check_output(["git", "ls-files", "benchmarks"], cwd=ROOT, text=True)
-    readmes = {
-        path: {path: (ROOT / path).read_text()} for path in ("benchmarks/README.md", "README.md")
-    }
+    readmes = {each: (ROOT / each).read_text() for each in ("benchmarks/README.md", "README.md")}
     return {
         "product lines": num_lines(product),
         "product files": len(product),
         "test lines": num_lines(texts("tests")),
         "files in benchmarks/": len(benchmarks.splitlines()),
-        **{f"lines of {path}": num_lines(found) for path, found in readmes.items()},
+        **{f"lines of {path}": num_lines({path: text}) for path, text in readmes.items()},
         "files over 350 lines": sum(len(text.splitlines()) > 350 for text in product.values()),
         "functions over 60 lines": sum(length > 60 for length, _ in functions),
         "functions of over 8 arguments": sum(arguments > 8 for _, arguments in functions),
         "constants in scheduling/": sum(map(num_constants, texts("specdec/scheduling").values())),
         "files that say tree": sum(
-            re.search(r"\btrees?\b", text, re.IGNORECASE) is not None
-            for path, text in product.items()
-            if path.startswith("specdec/")
+            bool(re.search(r"\btrees?\b", text, re.I)) for text in texts("specdec").values()
         ),
         "files that a request runs": len(run),
         "their lines": num_lines(run),
@@ -113,13 +108,11 @@ def numbers() -> dict[str, int]:
 
 
 def main() -> None:
-    """Print the numbers."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="one line of JSON")
-    is_json = parser.parse_args().json
-    found = numbers()
-    lines = [f"{value:>8,}  {name}" for name, value in found.items()]
-    print(json.dumps(found) if is_json else "\n".join(lines))
+    is_json, found = parser.parse_args().json, numbers()
+    lines = "\n".join(f"{value:>8,}  {name}" for name, value in found.items())
+    print(json.dumps(found) if is_json else lines)
 
 
 if __name__ == "__main__":

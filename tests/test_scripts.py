@@ -1,6 +1,5 @@
 """The scripts run on the bundled pair as their docstrings say."""
 
-import asyncio
 import itertools
 import json
 import runpy
@@ -10,7 +9,6 @@ import pytest
 
 import specdec.kernels.tiles
 import specdec.tune.gpu_clock
-from scripts.http_cost import lines_of
 from specdec.bench import charts, serving
 from specdec.kernels.tables import read_table
 from specdec.kernels.tile_shapes import Product
@@ -161,21 +159,6 @@ def test_http_costs_something_and_changes_no_text(run, capsys):
     assert found["differ"] == []
     assert [row["through"] for row in found["results"]] == ["HTTP", "AsyncLLM"]
     assert all(row["first_text_ms_p50"] > 0 for row in found["results"])
-
-
-def test_a_stream_is_read_line_by_line_wherever_its_chunks_end():
-    async def read(*chunks: bytes) -> list[bytes]:
-        reader = asyncio.StreamReader()
-        reader.feed_data(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        reader.feed_data(b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in (*chunks, b"")))
-        reader.feed_data(b"next answer")
-        found = [line async for line in lines_of(reader)]
-        assert await reader.readexactly(11) == b"next answer"
-        return found
-
-    whole = [b"data: {1}", b"", b"data: [DONE]", b""]
-    assert asyncio.run(read(b"data: {1}\n\ndata: [DONE]\n\n")) == whole
-    assert asyncio.run(read(b"data: {", b"1}\n", b"\ndata: [DO", b"NE]\n\n")) == whole
 
 
 def test_a_load_is_drawn_from_the_last_file_that_has_it(run, tmp_path, monkeypatch):

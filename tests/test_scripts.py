@@ -4,6 +4,8 @@ import itertools
 import json
 import runpy
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -185,6 +187,67 @@ def test_a_load_is_drawn_from_the_last_file_that_has_it(run, tmp_path, monkeypat
     assert drawn["k"] == (["newer.json"], "H200; 8b; newer")
 
 
+def test_our_engine_runs_the_comparison_of_engines(run, tmp_path):
+    file = tmp_path / "ours.json"
+    given = "ours", "--batch", "2", "--quick", "--json", str(file)
+    run("scripts.compare_engines", *given, "--options", '{"device": "cpu"}')
+
+    found = json.loads(file.read_text())
+    assert {"card", "date", "commit", "versions", "options", "num_speculative_tokens"} <= set(found)
+    speeds = found["tokens_per_second"]
+    assert set(speeds) == {"decode", "sampled", "closed_loop", "context"}
+    assert all(speeds[name] > 0 for name in ("decode", "sampled", "closed_loop"))
+    assert speeds["context"]["40x2"] > 0
+    assert set(found["first_token_ms"]) == {"20", "40"}
+
+
+class Peer:
+    """Another engine, which notes how it is built and what it is asked for."""
+
+    def __init__(self, model=None, **options):
+        self.built.append((model or options.pop("model_path"), options))
+
+    def generate(self, prompts=None, params=None, use_tqdm=True, **given):
+        asked = params or given["sampling_params"]
+        self.asked.append((prompts or given["input_ids"], asked))
+        if params is None:
+            return [{"meta_info": {"completion_tokens": each["max_new_tokens"]}} for each in asked]
+        tokens = [[7] * each["max_tokens"] for each in asked]
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=each)]) for each in tokens]
+
+
+@pytest.mark.parametrize(
+    "name, entry, batch, K", [("vllm", "LLM", 2, 5), ("sglang", "Engine", 17, 3)]
+)
+def test_other_engines_are_asked_for_the_same(run, monkeypatch, name, entry, batch, K):
+    monkeypatch.setattr(Peer, "built", [], raising=False)
+    monkeypatch.setattr(Peer, "asked", [], raising=False)
+    package = SimpleNamespace(**{entry: Peer}, SamplingParams=dict)
+    monkeypatch.setitem(sys.modules, name, package)
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "1.0")
+    out = run("scripts.compare_engines", name, "--batch", str(batch), "--quick")
+
+    assert json.loads(out)["versions"][name] == "1.0"
+    [(model, options)] = Peer.built
+    assert model == "demo"
+    drafts = options.get("speculative_config", options)
+    assert K in (drafts.get("num_speculative_tokens"), drafts.get("speculative_num_steps"))
+    assert batch in (options.get("max_num_seqs"), options.get("max_running_requests"))
+    prompts, params = Peer.asked[0]
+    assert len(prompts) == len(params) <= batch
+    assert params[0]["ignore_eos"] is True
+    assert {each[1][0]["temperature"] for each in Peer.asked} == {0.0, 0.8}
+    sizes = {len(prompts) for prompts, _ in Peer.asked}
+    assert {batch, 9 * batch} <= sizes
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_an_engine_that_is_not_installed_is_one_line(run, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SystemExit, match=f"^{name}: .*; pip install {name}, in an environment of"):
+        run("scripts.compare_engines", name)
+
+
 def test_soak_says_that_nothing_is_wrong(run):
     with pytest.raises(SystemExit, match="0"):
         run("scripts.soak", "--num-requests", "2")
@@ -231,3 +294,8 @@ def test_tune_products_stops_in_time_and_says_what_is_left(run, fake_gpu, tmp_pa
     out = str(tmp_path / "table.json")
     text = run("scripts.tune_products", "--max-seconds", "0", "--models", "qwen3-8b", "--out", out)
     assert "no time for 8: split,6144,4096,bfloat16 " in text
+
+
+def test_scripts_are_short():
+    lines = {file.name: len(file.read_text().splitlines()) for file in Path("scripts").glob("*.*")}
+    assert {name: count for name, count in lines.items() if count >= 120} == {}

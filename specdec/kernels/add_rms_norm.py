@@ -1,6 +1,7 @@
 """stream = x + residual for an unfinished product x; y = rms_norm(stream) * w.
 
 x is rounded when it is finished, the stream when it is written; the norm reads the rounded stream.
+Tried and slower: programs beside this kernel that prefetch the next product's weights into L2.
 """
 
 import torch

@@ -7,6 +7,7 @@ every M, so that a row is always a column of the same instruction.
 
 `linear` gives the finished product; `split_linear` leaves the splits to its reader, which adds them
 as it loads (add_rms_norm, rotate_and_store), so that no pass of its own adds them.
+Tried and slower: weights in fp8, converted in registers, for which Triton 3.6 stalls tensor cores.
 """
 
 from typing import NamedTuple

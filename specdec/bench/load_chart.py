@@ -7,7 +7,7 @@ from typing import Any
 SHOWN = {"ttft": "time to first token", "itl": "between deliveries"}
 
 
-def draw_load(rows: Sequence[Mapping[str, Any]], directory: Path) -> Path:
+def draw_load(rows: Sequence[Mapping[str, Any]], directory: Path, caption: str) -> Path:
     """Write serve.png and return its path."""
     import matplotlib
 
@@ -24,6 +24,7 @@ def draw_load(rows: Sequence[Mapping[str, Any]], directory: Path) -> Path:
     axes.set(xlabel="requests per second that arrive", ylabel="ms", title="Waiting by load")
     axes.set_yscale("log")
     axes.legend(fontsize=8)
+    figure.supxlabel(caption, fontsize=8, color="grey")
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / "serve.png"
     figure.savefig(file, dpi=100)

@@ -40,9 +40,12 @@ def run_bench_serve(command: BenchServeCommand) -> None:
     rows = asyncio.run(run_load(_options(command)))
     for row in rows:
         print(_report(row))
+    date = time.strftime("%Y-%m-%d")
     if command.charts is not None:
-        print(f"chart: {draw_load(rows, command.charts)}")
-    found = {"command": command.command, "date": time.strftime("%Y-%m-%d"), "rows": rows}
+        # a client does not know the server's device
+        caption = f"{command.url}; {command.model or 'the first model listed'}; {date}"
+        print(f"chart: {draw_load(rows, command.charts, caption)}")
+    found = {"command": command.command, "date": date, "rows": rows}
     if command.json is not None:
         command.json.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found))
@@ -74,7 +77,7 @@ def _options(command: BenchServeCommand) -> LoadOptions:
 
 
 def _base_of(url: str) -> str:
-    """Without /v1."""
+    """Leave out /v1."""
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"URL {url}: give one that begins with http:// or https://")
     return url.rstrip("/").removesuffix("/v1")
@@ -91,7 +94,7 @@ def _rates(given: str) -> list[float]:
 
 
 def _goodput(given: str | None) -> dict[str, float]:
-    """ "ttft:500,tpot:50" in ms."""
+    """Read "ttft:500,tpot:50" in ms."""
     limits = {}
     for part in given.split(",") if given is not None else ():
         name, _, value = part.partition(":")
@@ -103,7 +106,7 @@ def _goodput(given: str | None) -> dict[str, float]:
 
 
 def _report(row: Mapping[str, Any]) -> str:
-    """One run, in lines of at most 60 columns."""
+    """Show one run, in lines of at most 60 columns."""
     answered = row["num_requests"] - row["num_failed"]
     head = f"{row['request_rate']:g} requests/s: {answered} of {row['num_requests']} answered"
     lines = [f"{head} in {row['seconds']:.1f} s", " " * 26 + "   p50 ms    p90 ms    p99 ms"]

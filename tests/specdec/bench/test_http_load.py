@@ -11,6 +11,7 @@ import pytest
 from specdec.bench.arrivals import Arrival, Lengths, arrivals
 from specdec.bench.http_client import Api, Timing, listed_models, timed, tokens_per_word
 from specdec.bench.http_load import figures
+from specdec.bench.load_chart import draw_load
 
 API = Api(url="http://x", model="m", is_chat=False, api_key="k", fields={"temperature": 0})
 LENGTHS = Lengths(tokens_per_word=2.0, most_tokens=None, most_answer=None)
@@ -131,3 +132,13 @@ def test_figures_of_a_run():
     assert row["itl_ms_p50"] == pytest.approx(150)
     assert row["tpot_ms_p99"] == pytest.approx(50)
     assert row["e2e_ms_p50"] == pytest.approx(750)
+
+
+def test_the_chart_names_server_model_and_date(tmp_path, monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure")
+    drawn = []
+    monkeypatch.setattr(figure.Figure, "supxlabel", lambda _, text, **__: drawn.append(text))
+    row = {f"{name}_ms_p{p}": 5.0 for name in ("ttft", "itl") for p in (50, 99)}
+    rows = [row | {"request_rate": rate} for rate in (1.0, 2.0)]
+    assert draw_load(rows, tmp_path, "url; model; date").name == "serve.png"
+    assert drawn == ["url; model; date"]

@@ -1,6 +1,6 @@
 """What the prompt budget brings under a steady load: tokens per second, and who waits for how long.
 
-The loop on an H200 (benchmarks/2026-11-22-h200-loop-tiles-32-64.json, K = 3, greedy) made 11,807
+The loop on an H200 (2026-11-22, K = 3, greedy) made 11,807
 tokens per second with 32 requests and 15,813 with 64; first tokens came after 2.0 mean steps, and
 after 3.5 and 3.9 at p99.
 """

@@ -11,17 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from scripts.random_requests import Plan
-from scripts.soak import (
-    at_random,
-    count_outcome,
-    faults_after,
-    faults_of,
-    rows_are_shared,
-    run_together,
-)
 from specdec import LLM
 from specdec.sizes import BLOCK_SIZE, TreeShape
+from tests.random_requests import Plan
+from tests.shared_rows import at_random, rows_are_shared
+from tests.soak import count_outcome, faults_after, faults_of, run_together
 from weights.demo import demo_prompts
 
 DIGITS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 99}

@@ -234,8 +234,8 @@ class LLM:
         return self.engine.runner.graphs.counters()
 
     def get_tokenizer(self) -> Any:
-        """The tokenizer of transformers."""
-        return self.tokenizer.backend
+        """Return a tokenizer of transformers, imported and read when first asked for."""
+        return self.tokenizer.in_transformers
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the checkpoint's generation_config.json says, else the defaults."""

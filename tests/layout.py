@@ -58,9 +58,11 @@ ROWS: dict[str, Row] = {
     "specdec.requests": Row(HOST),
     "specdec.requests.params": Row((*HOST, "specdec.requests", "specdec.from_vllm")),
     "specdec.requests.tokenizer_files": Row(
-        ("specdec.requests", "weights.errors", "weights.fields", "weights.files.guard"),
-        ("transformers",),
+        ("specdec.requests", "weights.errors", "weights.fields", "weights.files.guard")
     ),
+    "specdec.requests.tokenizer_classes": Row(third=("tokenizers",)),
+    "specdec.requests.file_tokenizer": Row(("specdec.requests",), ("tokenizers",)),
+    "specdec.requests.transformers_reader": Row(third=("transformers",)),
     "specdec.requests.generation_config": Row(
         ("specdec.arguments", "specdec.requests", "weights.errors", "weights.fields")
     ),
@@ -136,6 +138,7 @@ LATE_IMPORTS = {
     "specdec/fleet/__init__.py": "ray is an extra: the error says how to install it",
     "specdec/guided/guides.py": "llguidance is an extra",
     "specdec/kernels/__init__.py": "Triton, behind one device check",
+    "specdec/requests/tokenizer_files.py": "transformers, where tokenizer.json is not enough",
 }
 
 

@@ -3,16 +3,17 @@
 import logging
 import threading
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
 
 from specdec.arguments import check_text
 from specdec.requests.chat_format import ChatFormat, Conversation
 from specdec.requests.chat_template import TemplateProcess
+from specdec.requests.file_tokenizer import FileTokenizer
 from specdec.requests.special_text import MarkedText, SpecialMarks
 from specdec.requests.token_bytes import decoding_steps
-from specdec.requests.tokenizer_files import plain_decoder, read_tokenizer
+from specdec.requests.tokenizer_files import read_tokenizer, read_with_transformers
 
 logger = logging.getLogger("specdec")
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -22,12 +23,15 @@ DEFAULT_FORMAT = ChatFormat()
 
 
 class Tokenizer:
-    """The checkpoint's tokenizer, as transformers reads it. Locked: a call changes its options."""
+    """The checkpoint's tokenizer, which gives what that of transformers gives.
+
+    It is locked, since a call changes its options. backend: a FileTokenizer, or a tokenizer of
+    transformers where tokenizer.json is not enough.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.backend: Any = read_tokenizer(directory)
-        self._read = plain_decoder(self.backend)
+        self.backend, self._decode = read_tokenizer(directory)
         self._fast: Any = getattr(self.backend, "backend_tokenizer", None)
         self._steps = decoding_steps(self._fast)
         self._bytes: dict[int, bytes] = {}  # of tokens that were asked for
@@ -49,6 +53,13 @@ class Tokenizer:
         if add_special_tokens and bos is not None and ids[:2] == [bos, bos]:
             _warn_of_two(str(self.backend.bos_token))
         return ids
+
+    @cached_property
+    def in_transformers(self) -> Any:
+        """The tokenizer of transformers, imported and read when first asked for."""
+        if isinstance(self.backend, FileTokenizer):
+            return read_with_transformers(self.directory).backend
+        return self.backend
 
     def encode_word(self, text: str) -> list[int]:
         """Token ids of a piece of text, without special tokens added."""
@@ -191,7 +202,7 @@ class Tokenizer:
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids, without clean-up."""
         with self._lock:
-            return self._read(token_ids, skip_special_tokens=skip_special_tokens)
+            return self._decode(token_ids, skip_special_tokens=skip_special_tokens)
 
 
 @cache

@@ -1,25 +1,25 @@
-"""A checkpoint's tokenizer as transformers reads it. CheckpointError for invalid files.
+"""Read a checkpoint's tokenizer, with the ids and texts that transformers gives.
 
-No code of the checkpoint is run, and transformers never asks on standard input whether it may:
-trust_remote_code is False, and files that name code, or parts of other models, are refused.
+CheckpointError for invalid files. No code of the checkpoint is run: files that name code, or parts
+of other models, are refused. transformers is imported only where tokenizer.json is not enough.
 """
 
 import json
+import logging
 import os
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
-
-import transformers
+from typing import Any, NamedTuple
 
 from specdec.requests.chat_format import MAX_TEMPLATE_BYTES
+from specdec.requests.file_tokenizer import read_tokenizer_json
+from specdec.requests.tokenizer_classes import NotEqual
 from weights.errors import CheckpointError, Problems
 from weights.fields import read_json_object
 from weights.files.guard import MAX_JSON_BYTES, open_file
 
-# tokenizer classes without code of their own
-WHOLE_IN_FILES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+logger = logging.getLogger("specdec")
 # model types whose tokenizers load others, without passing trust_remote_code on
 COMPOSED = ("rag", "encoder-decoder")
 MODEL, CONFIG, TOKENIZER = "config.json", "tokenizer_config.json", "tokenizer.json"
@@ -44,51 +44,62 @@ PARTS = (
 VERSIONS = "tokenizer.*.json"  # for versions of transformers
 
 
-def read_tokenizer(directory: Path) -> Any:
-    """A tokenizer of transformers."""
-    reader = reader_of(directory)
+class ReadTokenizer(NamedTuple):
+    """A tokenizer and its `decode` without clean-up."""
+
+    backend: Any  # of transformers, or a FileTokenizer
+    decode: Callable[..., str]
+
+
+def read_tokenizer(directory: Path) -> ReadTokenizer:
+    """Read tokenizer.json alone where that gives what transformers gives, else with it."""
+    objects = _checked(directory)
     try:
-        backend = reader.from_pretrained(directory, trust_remote_code=False)
-        backend.encode("a")  # some defects show at the first use only
-    except (KeyboardInterrupt, SystemExit):
+        with _refusing(directory):
+            found = read_tokenizer_json(directory, objects.get(CONFIG, {}), objects.get(MODEL, {}))
+            found.encode("a")  # some defects show at the first use only
+    except NotEqual as reason:
+        logger.info("%s: transformers reads the tokenizer, since %s", directory, reason)
+        return read_with_transformers(directory)
+    return ReadTokenizer(found, found.backend_tokenizer.decode)
+
+
+def read_with_transformers(directory: Path) -> ReadTokenizer:
+    """Read a tokenizer of transformers."""
+    from specdec.requests import transformers_reader as reader
+
+    objects = _checked(directory)
+    problems = Problems(directory)
+    for name in (MODEL, CONFIG):
+        kind = objects.get(name, {}).get("tokenizer_class")
+        if kind is not None and not reader.is_tokenizer(kind):
+            what = "is no tokenizer that transformers can load here"
+            problems.add(f"{name}: tokenizer_class {kind!r:.60} {what}")
+    problems.raise_if_any()
+    with _refusing(directory):
+        backend = reader.read(directory, objects.get(CONFIG, {}))
+        backend.encode("a")
+    return ReadTokenizer(backend, reader.plain_decoder(backend))
+
+
+@contextmanager
+def _refusing(directory: Path) -> Iterator[None]:
+    """Raise CheckpointError for whatever a reader raises; a panic in tokenizers is no Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, NotEqual):
         raise
-    except BaseException as error:  # a panic in tokenizers is not even an Exception
+    except BaseException as error:
         raise CheckpointError(directory, _culprits(directory, error)) from error
-    return backend
-
-
-def plain_decoder(backend: Any) -> Callable[..., str]:
-    """`decode` of a tokenizer, without clean-up.
-
-    The one of tokenizers where transformers only calls it, in five times its time; every token of
-    every request is decoded twice.
-    """
-    base = transformers.PreTrainedTokenizerFast
-    if (kind := type(backend)).decode is base.decode and kind._decode is base._decode:
-        return cast(Callable[..., str], backend.backend_tokenizer.decode)
-    return partial(backend.decode, clean_up_tokenization_spaces=False)
-
-
-def reader_of(directory: Path) -> Any:
-    """The class in transformers that reads the files.
-
-    AutoTokenizer would find the same one, but naming it imports every model's code first, which
-    takes 3 s (transformers 5.17, H200 machine).
-    """
-    fields = _checked(directory)
-    is_whole = fields.get("tokenizer_class") in WHOLE_IN_FILES and "auto_map" not in fields
-    if is_whole and (directory / TOKENIZER).is_file():
-        return transformers.PreTrainedTokenizerFast
-    return transformers.AutoTokenizer
 
 
 def vocabulary_name(directory: Path) -> str:
-    """The file that a tokenizer's ids are from."""
+    """Name the file that a tokenizer's ids are from."""
     return next((name for name in VOCABULARIES if (directory / name).is_file()), TOKENIZER)
 
 
-def _checked(directory: Path) -> dict[str, object]:
-    """tokenizer_config.json, {} if there is none; CheckpointError lists defects of small files."""
+def _checked(directory: Path) -> dict[str, dict[str, object]]:
+    """Read the small files that are present; CheckpointError lists their defects."""
     problems = Problems(directory)
     versions = sorted(file.name for file in directory.glob(VERSIONS))
     names = (*OBJECTS, TEMPLATE, *VOCABULARIES, *PARTS, *versions)
@@ -111,7 +122,7 @@ def _checked(directory: Path) -> dict[str, object]:
     for name in (MODEL, CONFIG):
         _check_no_code(name, objects.get(name, {}), problems)
     problems.raise_if_any()
-    return objects.get(CONFIG, {})
+    return objects
 
 
 def _check_template(file: Path, problems: Problems) -> None:
@@ -130,7 +141,7 @@ def _check_template(file: Path, problems: Problems) -> None:
 
 
 def _check_no_code(name: str, fields: Mapping[str, object], problems: Problems) -> None:
-    """Refuse a tokenizer in Python, and anything that is not a tokenizer of transformers."""
+    """Refuse a tokenizer in Python, and one that is made of those of other models."""
     code = fields.get("auto_map")
     if isinstance(code, dict):
         code = code.get("AutoTokenizer")
@@ -141,27 +152,12 @@ def _check_no_code(name: str, fields: Mapping[str, object], problems: Problems) 
             f"{name}: auto_map says that the tokenizer is {json.dumps(code):.100}, code of the "
             f"checkpoint, which is never run; convert it to a {TOKENIZER} that needs no code"
         )
-    kind = fields.get("tokenizer_class")
-    if kind is not None and not _is_tokenizer(kind):
-        what = "is no tokenizer that transformers can load here"
-        problems.add(f"{name}: tokenizer_class {kind!r:.60} {what}")
     if name == MODEL and fields.get("model_type") in COMPOSED:
         problems.add(f"{name}: model_type {fields['model_type']!r} is not supported")
 
 
-def _is_tokenizer(name: object) -> bool:
-    """True for names unknown to transformers too, which it reads as TokenizersBackend."""
-    if not isinstance(name, str):
-        return False
-    found = getattr(transformers, name, None)
-    if found is None:
-        found = getattr(transformers, name.removesuffix("Fast"), None)
-    base = transformers.PreTrainedTokenizerBase
-    return found is None or (isinstance(found, type) and issubclass(found, base))
-
-
 def _culprits(directory: Path, error: BaseException) -> tuple[str, ...]:
-    """The vocabulary if it is no JSON object (slow to find out), else all files present."""
+    """Blame the vocabulary if it is no JSON object (slow to find out), else all files present."""
     problems = Problems(directory)
     if (directory / TOKENIZER).is_file():
         read_json_object(directory / TOKENIZER, problems)

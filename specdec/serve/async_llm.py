@@ -133,7 +133,7 @@ class AsyncLLM(AsyncEngine):
         return encoder.encode(text) if adds_special else encoder.encode_word(text)
 
     def get_tokenizer(self) -> Any:
-        """The tokenizer of transformers. The engine's thread uses it too: copy it before use."""
+        """Return a tokenizer of transformers; the engine may use it too: copy it before use."""
         return self.llm.get_tokenizer()
 
     async def get_metrics(self) -> list[Metric]:

@@ -92,7 +92,7 @@ def theirs(tokenizer, family, messages, **options):
         variables = {**tokenizer.backend.special_tokens_map, **options}
         [text], _ = render_jinja_template([readable], chat_template=family.template, **variables)
         return text
-    return tokenizer.backend.apply_chat_template(
+    return tokenizer.in_transformers.apply_chat_template(
         readable, chat_template=family.template, tokenize=False, **options
     )
 

@@ -95,7 +95,9 @@ def test_parts_are_a_text_in_the_branches_that_read_none(branch, text):
 def test_a_text_is_a_text_in_every_way_that_transformers_offers(role, branch):
     template = MIXED.replace("== 'user'", "== 'loops'").replace("BRANCH", branch)
     messages = [{"role": role, "content": "ab "}]
-    theirs = DEMO.backend.apply_chat_template(messages, tokenize=False, chat_template=template)
+    theirs = DEMO.in_transformers.apply_chat_template(
+        messages, tokenize=False, chat_template=template
+    )
     form = ChatFormat(chat_template=template, add_generation_prompt=False)
     assert DEMO.write_chat(messages, form) == theirs
 
@@ -199,7 +201,7 @@ def test_a_message_is_continued_as_by_transformers(template, last):
     form = ChatFormat(
         chat_template=template, add_generation_prompt=False, continue_final_message=True
     )
-    theirs = DEMO.backend.apply_chat_template(
+    theirs = DEMO.in_transformers.apply_chat_template(
         messages, tokenize=False, chat_template=template, continue_final_message=True
     )
     assert DEMO.write_chat(messages, form) == theirs

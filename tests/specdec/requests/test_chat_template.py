@@ -99,8 +99,8 @@ TEMPLATES = {
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_conversation_is_written_as_transformers_writes_it(name, messages, add_generation_prompt):
     options = {"chat_template": TEMPLATES[name], "add_generation_prompt": add_generation_prompt}
-    text = DEMO.backend.apply_chat_template(messages, tokenize=False, **options)
-    tokens = DEMO.backend.apply_chat_template(messages, return_dict=False, **options)
+    text = DEMO.in_transformers.apply_chat_template(messages, tokenize=False, **options)
+    tokens = DEMO.in_transformers.apply_chat_template(messages, return_dict=False, **options)
 
     assert DEMO.write_chat(messages, ChatFormat(**options)) == text
     assert DEMO.encode_chat(messages, ChatFormat(**options)) == list(tokens)

@@ -18,7 +18,7 @@ from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
 from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import INCOMPLETE, MOST_PENDING, Detokenizer, Tokenizer
-from specdec.requests.tokenizer_files import plain_decoder, reader_of
+from specdec.requests.transformers_reader import plain_decoder, reader_of
 from weights.demo import demo_directory
 
 DEMO = Tokenizer(demo_directory("target"))
@@ -88,7 +88,8 @@ def some_tokens(name, max_size=30):
     few = st.integers(0, NUM_SPECIAL - 1)
     if name == "demo":
         return st.lists(
-            st.integers(0, len(DEMO.backend) - 1) | st.integers(2, 257) | few, max_size=max_size
+            st.integers(0, len(DEMO.backend.get_vocab()) - 1) | st.integers(2, 257) | few,
+            max_size=max_size,
         )
     end = NUM_SPECIAL + NUM_BYTES
     bytes_of = st.text("ab \u00e9\u8a9e\U0001f642", min_size=1, max_size=3).map(
@@ -431,7 +432,7 @@ def test_without_a_template_a_conversation_is_refused(bare_target):
 def test_a_tokenizer_is_the_one_that_transformers_finds(tokenizers, name, text):
     ours = tokenizers[name]
     theirs = AutoTokenizer.from_pretrained(tokenizers[name].directory)
-    assert type(ours.backend) is type(theirs)
+    assert type(ours.in_transformers) is type(theirs)
     assert ours.encode(text) == theirs.encode(text)
     assert ours.decode(ours.encode(text), False) == theirs.decode(theirs.encode(text))
 
@@ -441,27 +442,28 @@ def test_a_tokenizer_is_the_one_that_transformers_finds(tokenizers, name, text):
 )
 def test_a_class_with_code_of_its_own_is_left_to_the_registry(tmp_path, change):
     build(tmp_path, decoders.ByteFallback())
-    file = tmp_path / "tokenizer_config.json"
-    assert reader_of(tmp_path) is PreTrainedTokenizerFast
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    assert reader_of(tmp_path) is AutoTokenizer
+    fields = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert reader_of(tmp_path, fields) is PreTrainedTokenizerFast
+    assert reader_of(tmp_path, fields | change) is AutoTokenizer
 
 
 def test_the_registry_of_models_stays_unread():
     code = (
         "import sys; from specdec.requests.tokenizer import Tokenizer\n"
-        "from weights.demo import demo_directory; Tokenizer(demo_directory('target'))\n"
+        "from weights.demo import demo_directory\n"
+        "Tokenizer(demo_directory('target')).in_transformers\n"
         "assert 'transformers.models.auto.auto_factory' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_decoding_skips_transformers_only_where_it_adds_nothing():
-    class Upper(type(DEMO.backend)):
+    backend = DEMO.in_transformers
+
+    class Upper(type(backend)):
         def _decode(self, *args, **options):
             return super()._decode(*args, **options).upper()
 
-    backend = DEMO.backend
     ids = DEMO.encode("def f(x):\n    return x")
     assert plain_decoder(backend) == backend.backend_tokenizer.decode
     upper = Upper(tokenizer_object=backend.backend_tokenizer, clean_up_tokenization_spaces=True)

@@ -193,7 +193,10 @@ def special(tmp_path_factory):
         shutil.copy(demo_directory("target") / file, directory)
     tokenizer = Tokenizer(directory)
     tags = ["<tool_call>", "</tool_call>", "</think>"]
-    tokenizer.backend.add_special_tokens({"extra_special_tokens": tags})
+    changed = tokenizer.in_transformers
+    changed.add_special_tokens({"extra_special_tokens": tags})
+    changed.save_pretrained(directory)
+    tokenizer = Tokenizer(directory)
     return tokenizer, Grammars(tokenizer, 4099, [1])
 
 

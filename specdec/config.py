@@ -1,5 +1,6 @@
 """What a user chooses, checked once. Options left on "auto" are resolved elsewhere, not here."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ MOST_DRAFTS = 32
 MOST_NODES = 63  # of a tree, which with its root fill a tile of rows
 MOST_CHILDREN = 16
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
+DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
 SWITCHES = (
     "enforce_eager",
     "enable_prefix_caching",
@@ -312,8 +314,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _make_plain(self)
         check_choice("dtype", self.dtype, DTYPES)
-        # known by its name, since the host side imports no torch
-        if not isinstance(self.device, str) and type(self.device).__name__ != "device":
+        # a torch.device is known by its name, since the host side imports no torch
+        is_named = isinstance(self.device, str) and DEVICES.fullmatch(self.device)
+        if not is_named and type(self.device).__name__ != "device":
             raise ValueError(f"device={self.device!r}: give auto, cpu, cuda or cuda:N")
         for name, low, high in INTEGERS:
             if name not in OPTIONAL or getattr(self, name) is not None:

@@ -16,8 +16,9 @@ import pytest
 
 from specdec import AsyncLLM
 from specdec.cli import main
+from specdec.serve.http.address import listen
 from specdec.serve.http.options import ServerOptions
-from specdec.serve.http.server import Server, listen
+from specdec.serve.http.server import Server
 
 ROOT = Path(__file__).parent.parent
 EXPECTED = {

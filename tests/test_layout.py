@@ -148,9 +148,38 @@ def test_without_a_gpu_the_engine_loads_without_triton():
     assert _heavy_after("from specdec import LLM") <= {"torch"}
 
 
+def test_importing_the_engine_takes_little_more_than_importing_torch():
+    engine = "import torch, triton" if torch.cuda.is_available() else "import torch"
+    assert _processor_seconds("from specdec import LLM") <= _processor_seconds(engine) + 0.7
+
+
+def test_an_engine_generates_without_transformers():
+    code = (
+        "import specdec; llm = specdec.LLM('demo', {'model': 'demo'}, device='cpu'); "
+        "llm.generate('a', specdec.SamplingParams(max_tokens=4), use_tqdm=False)"
+    )
+    assert "transformers" not in _heavy_after(code)
+
+
+def _processor_seconds(code: str) -> float:
+    """The least processor time of a process that runs `code`, in three runs."""
+    usage = "__import__('resource').getrusage(0)"
+    timed = f"{code}; usage = {usage}; print(usage.ru_utime + usage.ru_stime)"
+    return min(float(_python(timed)) for _ in range(3))
+
+
 def _heavy_after(code: str) -> set[str]:
     """Which heavy packages `code` has loaded."""
-    heavy = ("torch", "triton", "fastapi", "uvicorn", "prometheus_client", "ray", "matplotlib")
+    heavy = (
+        "torch",
+        "triton",
+        "transformers",
+        "fastapi",
+        "uvicorn",
+        "prometheus_client",
+        "ray",
+        "matplotlib",
+    )
     return set(_python(f"import sys; {code}; print(*set({heavy}) & set(sys.modules))").split())
 
 

@@ -1,8 +1,8 @@
 """The command `specdec`: its commands and their options. The file named after a command runs it.
 
-A command imports its file when it is called: `specdec --help` should not wait for torch. Text and
-JSON go to stdout, everything else to stderr. SPECDEC_LOG sets the log level; SPECDEC_DEBUG=1 shows
-tracebacks.
+A command imports its file when it is called, and torch only after its own checks: neither
+`specdec --help` nor the answer to a mistake should wait for it. Text and JSON go to stdout,
+everything else to stderr. SPECDEC_LOG sets the log level; SPECDEC_DEBUG=1 shows tracebacks.
 """
 
 import sys
@@ -175,9 +175,14 @@ def inspect(
     json: shared.Json = False,
 ) -> None:
     """Say what a checkpoint is, every field with its source, without loading it."""
+    from specdec.cli.before_torch import check_models, checkpoint_directory
+
+    if target is not None:
+        check_models(target, None)
+    directory = checkpoint_directory(checkpoint)
     from specdec.cli.inspect import run_inspect
 
-    run_inspect(checkpoint, target, json)
+    run_inspect(directory, target, json)
 
 
 @app.command(short_help="Say whether a draft works.")
@@ -290,12 +295,15 @@ def serve(
     Only this machine can connect unless --host says otherwise. SIGTERM or Ctrl-C ends it in order.
     """
     require_extra("serve", "server", ("fastapi", "uvicorn", "httptools", "prometheus_client"))
+    from specdec.cli.serve import ServeOptions, checked_address
     from specdec.serve.worker_process import WorkerProcess
 
-    with WorkerProcess() as worker:  # it imports for seconds, and so does this one
-        from specdec.cli.serve import ServeOptions, run_serve
+    options = shared.options_of(ServeOptions, context.params)
+    # the worker imports for seconds, and so does this process
+    with checked_address(options) as address, WorkerProcess() as worker:
+        from specdec.cli.server import run_server
 
-        run_serve(shared.options_of(ServeOptions, context.params), worker)
+        run_server(options, address, worker)
 
 
 @app.command(short_help="Answer the lines of a batch file.")
@@ -359,9 +367,12 @@ def batch(
     require_extra("batch", "server", ("fastapi", "uvicorn", "prometheus_client"))
     if ray is not None:
         require_extra("batch --ray", "ray", ("ray", "pyarrow", "pandas"))
-    from specdec.cli.batch import BatchOptions, run_batch
+    from specdec.cli.batch import BatchOptions, check_batch
 
     options = shared.options_of(BatchOptions, context.params)
+    check_batch(options)
+    from specdec.cli.batch_here import run_batch
+
     if ray is None:
         run_batch(options)
         return
@@ -499,13 +510,18 @@ def bench(
     ] = None,
 ) -> None:
     """Measure speed beside plain decoding in one process; refuse figures where outputs differ."""
-    from specdec.bench.bench import BenchOptions
-    from specdec.cli.bench import BenchCommand, run_bench
-    from specdec.cli.bench_options import default_batches, refuse_unread
+    from specdec.cli.before_torch import check_models
+    from specdec.cli.bench_options import refuse_unread
+    from specdec.cli.extras import check_outputs
 
     draft = draft or ("demo" if target == "demo" else None)
     suites = tuple(suite.split(","))
     refuse_unread(suites, draft, context.params)
+    check_outputs(json, charts)
+    check_models(target, draft, {"dtype": dtype, "device": device})
+    from specdec.bench.bench import BenchOptions
+    from specdec.cli.bench import BenchCommand, default_batches, run_bench
+
     given = {name: value for name, value in context.params.items() if value is not None}
     options = shared.options_of(BenchOptions, {"batches": default_batches(device), **given})
     paths = {"prompts": prompts, "json": json, "charts": charts}
@@ -585,6 +601,9 @@ def load(
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:N")] = "cpu",
 ) -> None:
     """Load a checkpoint, print what every field was bound to, and time it."""
+    from specdec.cli.before_torch import check_models
+
+    check_models(target, draft, {"dtype": dtype, "device": device})
     from specdec.cli.load import run_load
 
     run_load(target, draft, dtype, device)
@@ -632,9 +651,12 @@ def widen(
     DIRECTORY gets target/, eagle3/ and prompts.json, for `specdec bench DIRECTORY/target`; and
     eagle1/, where the source has one.
     """
+    from specdec.cli.before_torch import checked_source
+
+    found = checked_source(source, shape, dtype)
     from specdec.cli.widen import run_widen
 
-    run_widen(directory, source, shape, dtype, device)
+    run_widen(directory, found, shape, dtype, device)
 
 
 @app.command(short_help="Measure the products of a model on this GPU.")
@@ -654,6 +676,9 @@ def tune(
     They go to tiles.json in the cache directory ($SPECDEC_CACHE_DIR), which every process
     started later reads. Tokens stay the same. An interrupt keeps what was measured.
     """
+    from specdec.cli.before_torch import check_models
+
+    check_models(target, draft)
     from specdec.cli.tune import run_tune
 
     run_tune(target, draft, dtype, again, json)

@@ -13,7 +13,7 @@ draft that changes the output.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.llm import LLM
+import specdec
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
 from specdec.requests.stats import SpeculationStats
@@ -34,7 +34,9 @@ class Agreement:
         return [here / before if before else None for before, here in pairs]
 
 
-def measure_agreement(llm: LLM, prompts: Sequence[str | list[int]], max_tokens: int) -> Agreement:
+def measure_agreement(
+    llm: "specdec.LLM", prompts: Sequence[str | list[int]], max_tokens: int
+) -> Agreement:
     """Let the target continue the prompts, then force its text through the draft."""
     K = llm.sizes.num_speculative_tokens
     texts = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=max_tokens))
@@ -52,7 +54,7 @@ def measure_agreement(llm: LLM, prompts: Sequence[str | list[int]], max_tokens: 
     return Agreement(
         num_agreeing=tuple(sum(count >= i for count in counts) for i in range(K + 1)),
         num_repeated=sum(repeated),
-        acceptance=LLM.run_stats(texts),
+        acceptance=specdec.LLM.run_stats(texts),
     )
 
 

@@ -2,14 +2,14 @@
 
 from dataclasses import asdict
 
-from specdec.cli.headline import dtype_name, hidden_states
-from specdec.llm import LLM
+import specdec
+from specdec.cli.headline import device_name, dtype_name
 from specdec.requests.output import CompletionOutput, RequestOutput
 from specdec.requests.stats import RoundRecord
 
 
-def as_json(llm: LLM, output: RequestOutput, has_rounds: bool) -> dict[str, object]:
-    """Everything that a program may need of one output."""
+def as_json(llm: "specdec.LLM", output: RequestOutput, has_rounds: bool) -> dict[str, object]:
+    """Return all that a program may need from one output."""
     result = _sample_as_json(output.outputs[0]) | {
         "prompt": output.prompt,
         "prompt_token_ids": output.prompt_token_ids,
@@ -22,7 +22,7 @@ def as_json(llm: LLM, output: RequestOutput, has_rounds: bool) -> dict[str, obje
         "acceptance": llm.engine.runner.acceptance,
         "seed": output.seed,
         "dtype": dtype_name(llm),
-        "device": str(hidden_states(llm).device),
+        "device": device_name(llm),
         "stats": output.stats.as_dict(),
     }
     if len(output.outputs) > 1:
@@ -32,15 +32,15 @@ def as_json(llm: LLM, output: RequestOutput, has_rounds: bool) -> dict[str, obje
     return result
 
 
-def _draft_top_k(llm: LLM) -> int | None:
-    """As the option is given: None where drafts are chains or trees, as it pays."""
+def _draft_top_k(llm: "specdec.LLM") -> int | None:
+    """Return the option's value: None where drafts are chains or trees, as it pays."""
     if llm.sizes.has_both:
         return None
     return 1 if llm.sizes.tree is None else llm.sizes.tree.top_k
 
 
 def _round_as_json(record: RoundRecord) -> dict[str, object]:
-    """Only trees have parents."""
+    """Leave parents out where a round had no tree."""
     found = asdict(record)
     return found if found.pop("parents") == () else {**found, "parents": record.parents}
 

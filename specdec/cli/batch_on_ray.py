@@ -3,8 +3,9 @@
 import sys
 from contextlib import closing
 
-from specdec.cli.batch import BatchOptions, run_batch, server_options
+from specdec.cli.batch import BatchOptions
 from specdec.cli.batch_file import Batch
+from specdec.cli.batch_here import run_batch, server_options
 from specdec.config import SpeculativeConfig
 from specdec.fleet.batch_job import answer_lines, connected, num_gpus
 from specdec.fleet.engine_args import EngineArgs

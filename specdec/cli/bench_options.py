@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from typing import cast
 
-import torch
-
-from specdec.bench.suites import SUITES
+from specdec.cli import SUITES
 from specdec.sizes import TreeShape
 
 LOADS = ("loop", "noise")
@@ -44,10 +42,11 @@ def chosen(names: tuple[str, ...]) -> list[str]:
     """Put the suites into the order of SUITES, so that neighbours share engines."""
     for name in filter(GONE.get, names):
         raise ValueError(f"--suite {name}: there is no such suite any more; {GONE[name]}")
-    unknown = [name for name in names if name not in (*SUITES, "all")]
+    known = SUITES.partition(";")[0].split(", ")
+    unknown = [name for name in names if name not in (*known, "all")]
     if unknown:
-        raise ValueError(f"--suite {unknown[0]}: allowed are all, {', '.join(SUITES)}")
-    return [name for name in SUITES if name in names or "all" in names]
+        raise ValueError(f"--suite {unknown[0]}: allowed are all, {', '.join(known)}")
+    return [name for name in known if name in names or "all" in names]
 
 
 def refuse_unread(suites: tuple[str, ...], draft: str | None, given: Mapping[str, object]) -> None:
@@ -98,9 +97,3 @@ def _shown(value: object) -> str:
     if isinstance(value, TreeShape):
         return f"{value.num_rows}x{value.num_levels}x{value.top_k}"
     return ",".join(map(_shown, value)) if isinstance(value, list) else str(value)
-
-
-def default_batches(device: str) -> tuple[int, ...]:
-    """Give the protocol's batches, and on a CPU what it has time for."""
-    is_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    return (1, 8, 32) if is_gpu else (1,)

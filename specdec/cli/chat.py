@@ -10,18 +10,18 @@ import readline  # noqa: F401  for input(): line editing and history
 import sys
 from dataclasses import dataclass
 
+import specdec
+from specdec.cli.before_torch import check_models
 from specdec.cli.figures import figures, warning
 from specdec.cli.generate import TextOptions, note_seed, sampling_params, speculation_of
-from specdec.cli.headline import headline
+from specdec.cli.headline import say_what_runs
 from specdec.cli.options import read_input
-from specdec.cli.threads import choose_threads
 from specdec.options import EngineOptions
 from specdec.requests.chat_format import ChatFormat
 from specdec.requests.chat_template import check_template
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
 from specdec.requests.tokenizer import Tokenizer
-from specdec.serve.async_llm import AsyncLLM
 from specdec.start.locate import locate
 
 WELCOME = "/reset starts over, Ctrl-C ends an answer,\n/exit or Ctrl-D the program"
@@ -39,15 +39,15 @@ def run_chat(options: ChatOptions) -> None:
     """Load, and answer each message."""
     params = sampling_params(options.sampling)
     speculation = speculation_of(options, params.temperature)
+    engine: EngineOptions = {"max_num_seqs": 1, **options.engine}
+    check_models(options.target, options.draft, engine)
     check_template(options.chat_template)
     if options.chat_template is None:
         _check_own_template(options.target)
     is_terminal = sys.stdin is not None and sys.stdin.isatty()
     message = "" if is_terminal else read_input("message")
-    engine: EngineOptions = {"max_num_seqs": 1, **options.engine}
-    with AsyncLLM(options.target, speculative_config=speculation, **engine) as llm:
-        print(headline(llm.llm), file=sys.stderr)
-        choose_threads(llm.llm.engine.runner)
+    with specdec.AsyncLLM(options.target, speculative_config=speculation, **engine) as llm:
+        say_what_runs(llm.llm)
         note_seed(options.sampling.get("seed"), params.temperature)
         chat = Chat(llm, params, options)
         if is_terminal:
@@ -66,7 +66,9 @@ def _check_own_template(target: str) -> None:
 class Chat:
     """A conversation with an engine. Its first message may be the system's, which stays."""
 
-    def __init__(self, llm: AsyncLLM, params: SamplingParams, options: ChatOptions) -> None:
+    def __init__(
+        self, llm: "specdec.AsyncLLM", params: SamplingParams, options: ChatOptions
+    ) -> None:
         self._llm = llm
         self._params = params
         self._options = options

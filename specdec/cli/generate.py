@@ -11,17 +11,17 @@ from typing import Literal
 from rich.console import Console
 from rich.text import Text
 
+import specdec
 from specdec.arguments import from_mapping
 from specdec.cli.as_json import as_json
+from specdec.cli.before_torch import check_models
 from specdec.cli.drafts_view import DraftsView
 from specdec.cli.figures import figures, warning
-from specdec.cli.headline import headline
+from specdec.cli.headline import say_what_runs
 from specdec.cli.options import STANDARD_INPUT, read_input
-from specdec.cli.threads import choose_threads
 from specdec.cli.wording import Wording
 from specdec.cli.writers import DraftsWriter, NoWriter, TextWriter, Writer
 from specdec.config import AUTO, SpeculativeConfig
-from specdec.llm import LLM
 from specdec.options import EngineOptions
 from specdec.requests.intake import NewRequest
 from specdec.requests.output import RequestOutput
@@ -69,9 +69,9 @@ def run_generate(options: GenerateOptions) -> None:
     _check_output(options, params)
     prompt = read_prompt(options)
     engine: EngineOptions = {"max_num_seqs": min(params.n, 64), **options.engine}
-    llm = LLM(options.target, speculative_config=speculation, **engine)
-    print(headline(llm), file=sys.stderr)
-    choose_threads(llm.engine.runner)
+    check_models(options.target, options.draft, engine)
+    llm = specdec.LLM(options.target, speculative_config=speculation, **engine)
+    say_what_runs(llm)
     note_seed(options.sampling.get("seed"), params.temperature)
     output = _write(llm, prompt, params, options)
     advice = warning(output, options.target, options.draft)
@@ -174,7 +174,7 @@ def note_seed(seed: object, temperature: float) -> None:
 
 
 def _write(
-    llm: LLM, prompt: str, params: SamplingParams, options: GenerateOptions
+    llm: "specdec.LLM", prompt: str, params: SamplingParams, options: GenerateOptions
 ) -> RequestOutput:
     """One sample as its rounds commit; several samples or JSON once all are finished."""
     if _is_text(options, params):
@@ -195,7 +195,9 @@ def _is_text(options: GenerateOptions, params: SamplingParams) -> bool:
     return not (options.json or options.show_drafts or params.n > 1)
 
 
-def _run(llm: LLM, prompt: str, params: SamplingParams, options: GenerateOptions) -> RequestOutput:
+def _run(
+    llm: "specdec.LLM", prompt: str, params: SamplingParams, options: GenerateOptions
+) -> RequestOutput:
     """The finished output. Ctrl-C prints the figures of what there is so far, except as JSON."""
     [request] = llm.engine.add_requests([NewRequest(prompt=prompt, params=params)])
     room = request.rules.max_tokens
@@ -218,7 +220,9 @@ def _run(llm: LLM, prompt: str, params: SamplingParams, options: GenerateOptions
     return request.output()
 
 
-def _writer(llm: LLM, request: Request, params: SamplingParams, options: GenerateOptions) -> Writer:
+def _writer(
+    llm: "specdec.LLM", request: Request, params: SamplingParams, options: GenerateOptions
+) -> Writer:
     if _is_text(options, params):
         return TextWriter(request)
     if options.json or params.n > 1:

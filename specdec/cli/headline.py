@@ -1,13 +1,21 @@
 """What runs: the models and how they run, in one line."""
 
-from torch import Tensor
+import sys
 
-from specdec.llm import LLM
+import specdec
 
 
-def headline(llm: LLM) -> str:
-    """What was loaded and how it runs, in one line."""
-    target = f"target {llm.target_report.format}, {dtype_name(llm)} on {hidden_states(llm).device}"
+def say_what_runs(llm: "specdec.LLM") -> None:
+    """Print the line, and choose the number of threads, now that the engine has imported torch."""
+    from specdec.cli.threads import choose_threads
+
+    print(headline(llm), file=sys.stderr)
+    choose_threads(llm.engine.runner)
+
+
+def headline(llm: "specdec.LLM") -> str:
+    """Say in one line what was loaded and how it runs."""
+    target = f"target {llm.target_report.format}, {dtype_name(llm)} on {device_name(llm)}"
     if llm.draft_report is None:
         return f"{target}; no draft"
     K = llm.sizes.num_speculative_tokens
@@ -23,11 +31,11 @@ def headline(llm: LLM) -> str:
     return f"{target}; draft {llm.draft_report.format}, {drafts}"
 
 
-def hidden_states(llm: LLM) -> Tensor:
-    """The buffer that has the engine's dtype and device."""
-    return llm.engine.runner.buffers.hidden_states
+def device_name(llm: "specdec.LLM") -> str:
+    """Name the device that an engine runs on."""
+    return str(llm.engine.runner.buffers.hidden_states.device)
 
 
-def dtype_name(llm: LLM) -> str:
-    """Of the activations."""
-    return str(hidden_states(llm).dtype).removeprefix("torch.")
+def dtype_name(llm: "specdec.LLM") -> str:
+    """Name the type of an engine's activations."""
+    return str(llm.engine.runner.buffers.hidden_states.dtype).removeprefix("torch.")

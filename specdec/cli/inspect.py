@@ -6,28 +6,19 @@ import shutil
 import sys
 from pathlib import Path
 
-from specdec.start.locate import DEMO_PARTS, locate
+from specdec.start.locate import locate
 from weights.config import TargetConfig
 from weights.inspect import Inspection, inspect_checkpoint
 
 
-def run_inspect(checkpoint: str, target: str | None, as_json: bool) -> None:
+def run_inspect(directory: Path, target: str | None, as_json: bool) -> None:
     """Print the inspection; exit code 1 if it found problems."""
     config = None if target is None else _target_config(target)
-    inspection = inspect_checkpoint(_directory(checkpoint), config)
+    inspection = inspect_checkpoint(directory, config)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(json.dumps(inspection_as_dict(inspection)) if as_json else inspection.text(width))
     if inspection.problems:
         raise SystemExit(1)
-
-
-def _directory(name: str) -> Path:
-    names = [*DEMO_PARTS["target"], *DEMO_PARTS["draft"]]
-    if name.startswith("demo/") and name not in names and not Path(name).is_dir():
-        allowed = ", ".join(dict.fromkeys(names))
-        raise ValueError(f"{name}: the bundled pair has no such part (allowed: {allowed})")
-    is_demo_draft = name in DEMO_PARTS["draft"] and name not in DEMO_PARTS["target"]
-    return locate(name, "draft" if is_demo_draft else "target")
 
 
 def _target_config(name: str) -> TargetConfig:
@@ -39,7 +30,7 @@ def _target_config(name: str) -> TargetConfig:
 
 
 def inspection_as_dict(inspection: Inspection) -> dict[str, object]:
-    """The inspection in plain types."""
+    """Return the inspection in plain types."""
     report = inspection.report
     return {
         "directory": str(report.directory),

@@ -1,17 +1,16 @@
 """`specdec verify`: force the target's text through the draft, print agreement per position."""
 
 import json
-import sys
 from dataclasses import dataclass
 
+import specdec
 from specdec.cli.agreement import Agreement, measure_agreement
+from specdec.cli.before_torch import check_models
 from specdec.cli.figures import COLUMNS
 from specdec.cli.generate import note_seed
-from specdec.cli.headline import headline
-from specdec.cli.threads import choose_threads
+from specdec.cli.headline import say_what_runs
 from specdec.cli.verdict import HEALTHY, SOURCES, Verdict, judge
 from specdec.config import SpeculativeConfig
-from specdec.llm import LLM
 from specdec.options import EngineOptions
 from specdec.requests.chat_format import ChatFormat
 from specdec.requests.tokenizer import Tokenizer
@@ -59,9 +58,9 @@ def run_verify(options: VerifyOptions) -> None:
     engine: EngineOptions = {"seed": options.seed, **options.engine}
     if "gpu_memory_utilization" not in engine:  # which sets the size of the cache too
         engine["num_kv_blocks"] = NUM_KV_BLOCKS
-    llm = LLM(options.target, speculative_config=speculation, **engine)
-    print(headline(llm), file=sys.stderr)
-    choose_threads(llm.engine.runner)
+    check_models(options.target, options.draft, engine)
+    llm = specdec.LLM(options.target, speculative_config=speculation, **engine)
+    say_what_runs(llm)
     note_seed(options.seed, temperature=0)
     agreement = measure_agreement(llm, check_prompts(llm), options.max_tokens)
     verdict = judge(agreement)
@@ -70,7 +69,7 @@ def run_verify(options: VerifyOptions) -> None:
         raise SystemExit(1)
 
 
-def check_prompts(llm: LLM) -> list[str | list[int]]:
+def check_prompts(llm: "specdec.LLM") -> list[str | list[int]]:
     """Questions to a target that was trained on conversations, as its head was; else code."""
     if not tells_roles_apart(llm.tokenizer):
         return list(CODE_STARTS)

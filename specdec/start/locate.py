@@ -36,7 +36,7 @@ def locate(name: str | Path, role: str, hub: Hub | None = None) -> Path:
 
     Downloads a hub id unless it is cached (HF_HUB_OFFLINE is honoured). ValueError: there is none.
     """
-    directory = _local(name, role)
+    directory = local_directory(name, role)
     if directory is None:
         return _downloaded(str(name), role, hub or Hub())
     if hub is not None and hub.revision is not None:
@@ -46,8 +46,11 @@ def locate(name: str | Path, role: str, hub: Hub | None = None) -> Path:
     return directory
 
 
-def _local(name: str | Path, role: str) -> Path | None:
-    """None for what may be a hub id."""
+def local_directory(name: str | Path, role: str) -> Path | None:
+    """Return the directory of a path or of the bundled pair, None for what may be a hub id.
+
+    ValueError for anything else.
+    """
     if not isinstance(name, str | Path) or not str(name):
         raise ValueError(f"{role} {name!r}: give a directory, a hub id owner/name, or demo")
     if str(name) in DEMO_PARTS[role]:

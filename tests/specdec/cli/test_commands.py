@@ -274,7 +274,7 @@ def test_ctrl_c_before_the_first_token_is_one_line(run, monkeypatch):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(specdec.cli.generate, "LLM", interrupt)
+    monkeypatch.setattr(LLM, "__init__", interrupt)
     assert run(*DRAFTED) == (130, "", "specdec: interrupted\n")
 
 

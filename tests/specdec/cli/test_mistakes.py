@@ -12,6 +12,7 @@ import specdec.cli.load
 import specdec.start.load
 from weights.demo import demo_directory
 
+ROOT = Path(__file__).parents[3]
 DRAFTED = ("generate", "demo", "x", "--draft", "demo")
 SAMPLED = (*DRAFTED, "--temperature", "1")
 # files that the fixture below makes; {} is its directory
@@ -141,6 +142,10 @@ MISTAKES = [
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
+    return make_place(tmp_path)
+
+
+def make_place(tmp_path: Path) -> Path:
     """A directory with no checkpoint, and in it what the mistakes name."""
     (tmp_path / "text").write_text("def f(x):\n")
     (tmp_path / "jinja").write_text("{% for m in messages %}{{ m.content }}")

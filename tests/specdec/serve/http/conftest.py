@@ -14,8 +14,9 @@ import pytest
 from specdec import AsyncLLM
 from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.engine_process import EngineStart
+from specdec.serve.http.address import listen
 from specdec.serve.http.options import ServerOptions
-from specdec.serve.http.server import Server, listen
+from specdec.serve.http.server import Server
 from specdec.serve.process_llm import ProcessLLM
 
 DRAFT = {"model": "demo", "num_speculative_tokens": 3}

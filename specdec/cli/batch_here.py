@@ -1,0 +1,84 @@
+"""`specdec batch`: answer the lines of a file, many at once, in their order."""
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Callable
+
+from specdec.arguments import from_mapping
+from specdec.cli.batch import BatchOptions
+from specdec.cli.batch_file import Batch, opened
+from specdec.cli.generate import speculation_of
+from specdec.cli.headline import say_what_runs
+from specdec.config import SpeculativeConfig
+from specdec.serve.async_llm import AsyncLLM
+from specdec.serve.http.app import Application
+from specdec.serve.http.batch import Answered, answer_line
+from specdec.serve.http.options import NO_LIMIT, ServerOptions
+
+AHEAD = 4096  # answers that may wait for an earlier line, in memory
+Answer = Callable[[BatchOptions, SpeculativeConfig | None, Batch], None]
+
+
+def run_batch(options: BatchOptions, answer: Answer | None = None) -> None:
+    """Look at both files, load, answer what is left. answer: by which engines; None: one here."""
+    speculation = speculation_of(options)
+    with opened(options.input, options.output) as output:
+        batch = Batch(options.input, options.output, output)
+        if batch.num_done:
+            done = f"{batch.num_done} of {batch.num_lines} lines are done"
+            print(f"{options.output}: {done}", file=sys.stderr)
+        if batch.num_done < batch.num_lines:
+            (answer or _answer_here)(options, speculation, batch)
+
+
+def _answer_here(
+    options: BatchOptions, speculation: SpeculativeConfig | None, batch: Batch
+) -> None:
+    with AsyncLLM(options.target, speculation, **options.engine) as llm:
+        say_what_runs(llm.llm)
+        server = {"host": "localhost", "max_waiting": NO_LIMIT, **server_options(options)}
+        application = Application(llm, from_mapping(ServerOptions, server))
+        # as many lines wait as run, so that the engine never waits for them
+        most_running = 2 * llm.llm.sizes.max_num_seqs
+        with batch.writing():
+            asyncio.run(_answer_all(application, batch, most_running))
+
+
+def server_options(options: BatchOptions) -> dict[str, object]:
+    """How bodies of requests are read: fields of ServerOptions."""
+    return {
+        "model_names": tuple(options.served_model_names or [options.target]),
+        "chat_template": options.chat_template,
+        "use_generation_config": options.generation_config == "auto",
+        "ignore_unknown": options.ignore_unknown,
+    }
+
+
+async def _answer_all(application: Application, batch: Batch, most_running: int) -> None:
+    """Write the answers in the order of the lines, each as soon as it can be."""
+    app = application.app
+    running: set[asyncio.Task[Answered]] = set()
+    waiting: deque[asyncio.Task[Answered]] = deque()  # begun, in order, not written yet
+    async with app.router.lifespan_context(app):
+        try:
+            for line in batch.lines():
+                task = asyncio.create_task(answer_line(app, line))
+                running.add(task)
+                waiting.append(task)
+                while len(running) >= most_running or len(waiting) >= AHEAD:
+                    _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    _write_ready(batch, waiting)
+            while waiting:
+                await asyncio.wait([waiting[0]])
+                _write_ready(batch, waiting)
+        finally:
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def _write_ready(batch: Batch, waiting: "deque[asyncio.Task[Answered]]") -> None:
+    while waiting and waiting[0].done():
+        batch.write(waiting[0].result())
+        waiting.popleft()

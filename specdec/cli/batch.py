@@ -13,7 +13,7 @@ from specdec.requests.chat_template import check_template
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions(DraftOptions):
-    """The command's options; see ServerOptions. ray: a cluster's address."""
+    """Holds the command's options; see ServerOptions. ray: a cluster's address."""
 
     input: Path
     output: Path
@@ -26,7 +26,7 @@ class BatchOptions(DraftOptions):
 
 
 def check_batch(options: BatchOptions) -> None:
-    """ValueError for anything that can be known to be wrong before the files are read."""
+    """Refuse what can be known to be wrong before the files are read."""
     check_choice("--generation-config", options.generation_config, GENERATION_CONFIGS)
     ChatFormat(chat_template=options.chat_template)
     check_template(options.chat_template)

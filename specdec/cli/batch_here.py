@@ -46,7 +46,7 @@ def _answer_here(
 
 
 def server_options(options: BatchOptions) -> dict[str, object]:
-    """How bodies of requests are read: fields of ServerOptions."""
+    """Say how bodies of requests are read: fields of ServerOptions."""
     return {
         "model_names": tuple(options.served_model_names or [options.target]),
         "chat_template": options.chat_template,

@@ -13,7 +13,7 @@ WIDE_DTYPES = ("bfloat16", "float32")
 
 
 def check_models(target: str, draft: str | None, engine: EngineOptions | None = None) -> None:
-    """ValueError for paths that are not there, and for values that no engine takes."""
+    """Refuse paths that are not there, and values that no engine takes."""
     EngineConfig(**(engine or {}))
     local_directory(target, "target")
     if draft is not None:

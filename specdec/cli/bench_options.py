@@ -50,7 +50,7 @@ def chosen(names: tuple[str, ...]) -> list[str]:
 
 
 def refuse_unread(suites: tuple[str, ...], draft: str | None, given: Mapping[str, object]) -> None:
-    """ValueError for options that no suite of this run would read, or that contradict it."""
+    """Refuse options that no suite of this run would read, or that contradict it."""
     if draft is None and any(cast(list[int], given["ks"] or [])):
         raise ValueError(
             f"--num-speculative-tokens {_shown(given['ks'])} without a draft: give --draft too"

@@ -29,7 +29,7 @@ WELCOME = "/reset starts over, Ctrl-C ends an answer,\n/exit or Ctrl-D the progr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions(TextOptions):
-    """chat_template: Jinja text."""
+    """Holds what `chat` is given. chat_template: Jinja text."""
 
     system: str | None
     chat_template: str | None
@@ -57,14 +57,14 @@ def run_chat(options: ChatOptions) -> None:
 
 
 def _check_own_template(target: str) -> None:
-    """Before anything large is read."""
+    """Refuse a tokenizer without a chat template before anything large is read."""
     if not Tokenizer(locate(target, "target")).has_chat_template:
         missing = f"target {target}: its tokenizer has no chat template"
         raise ValueError(f"{missing}: give --chat-template FILE, or use specdec generate")
 
 
 class Chat:
-    """A conversation with an engine. Its first message may be the system's, which stays."""
+    """Holds a conversation with an engine. A first message from the system stays."""
 
     def __init__(
         self, llm: "specdec.AsyncLLM", params: SamplingParams, options: ChatOptions
@@ -155,7 +155,7 @@ class Chat:
 
 
 def _read_line() -> str | None:
-    """A stripped line; None at the end of the input. Ctrl-C only drops what was typed."""
+    """Read a stripped line, None at the end of the input. Ctrl-C only drops what was typed."""
     while True:
         try:
             return _input("> ")
@@ -179,7 +179,7 @@ def _agrees(num_tokens: int, room: int, count: int) -> bool:
 
 
 def _input(prompt: str) -> str:
-    """A stripped line. The prompt goes through readline if that is seen, else to stderr."""
+    """Read a stripped line. The prompt goes through readline if that is seen, else to stderr."""
     if sys.stdout.isatty():
         return input(prompt).strip()
     print(prompt, end="", file=sys.stderr, flush=True)

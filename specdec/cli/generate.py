@@ -31,7 +31,7 @@ from specdec.requests.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftOptions:
-    """A target, its draft and its engine. engine: arguments of LLM."""
+    """Names a target, its draft and its engine. engine: arguments of LLM."""
 
     target: str
     draft: str | None
@@ -46,7 +46,7 @@ class DraftOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions(DraftOptions):
-    """What `generate` and `chat` share. sampling: of SamplingParams. wording: of errors."""
+    """Holds what `generate` and `chat` share. sampling: of SamplingParams. wording: of errors."""
 
     sampling: Mapping[str, object]
     wording: Wording
@@ -54,7 +54,7 @@ class TextOptions(DraftOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions(TextOptions):
-    """prompt_text: of --prompt-file."""
+    """Holds what `generate` is given. prompt_text: of --prompt-file."""
 
     prompt: str | None
     prompt_text: str | None
@@ -94,7 +94,7 @@ def _check_output(options: GenerateOptions, params: SamplingParams) -> None:
 
 
 def read_prompt(options: GenerateOptions) -> str:
-    """The prompt, from one place. The line break that ends a file is not part of it."""
+    """Read the prompt from one place, without the line break that ends a file."""
     if options.prompt is not None and options.prompt_text is not None:
         raise ValueError("a prompt and --prompt-file: give one of them")
     if options.prompt is not None and options.prompt != STANDARD_INPUT:
@@ -109,7 +109,7 @@ def read_prompt(options: GenerateOptions) -> str:
 
 
 def sampling_params(sampling: Mapping[str, object]) -> SamplingParams:
-    """The parameters that were given, without None. Refuse those that greedy decoding ignores."""
+    """Return the parameters that were given; refuse those that greedy decoding ignores."""
     given = {name: value for name, value in sampling.items() if value is not None}
     for name in ("top_p", "top_k", "min_p"):
         if name in given and given["temperature"] == 0:
@@ -123,7 +123,7 @@ def sampling_params(sampling: Mapping[str, object]) -> SamplingParams:
 def speculation_of(
     options: DraftOptions, temperature: float | None = None
 ) -> SpeculativeConfig | None:
-    """The options of the draft. Without a draft, refuse those that need one.
+    """Return the options of the draft; without a draft, refuse those that need one.
 
     temperature: None: requests choose theirs
     """
@@ -168,7 +168,7 @@ def _speculation(options: DraftOptions, draft: str) -> SpeculativeConfig:
 
 
 def note_seed(seed: object, temperature: float) -> None:
-    """Greedy decoding draws nothing; scripts written for vLLM give a seed all the same."""
+    """Say that greedy decoding draws nothing: scripts for vLLM give it a seed all the same."""
     if seed is not None and temperature == 0:
         print("seed has no effect at temperature 0", file=sys.stderr)
 
@@ -176,7 +176,7 @@ def note_seed(seed: object, temperature: float) -> None:
 def _write(
     llm: "specdec.LLM", prompt: str, params: SamplingParams, options: GenerateOptions
 ) -> RequestOutput:
-    """One sample as its rounds commit; several samples or JSON once all are finished."""
+    """Write one sample while it grows, several samples or JSON once all are finished."""
     if _is_text(options, params):
         _echo_prompt(prompt)
     output = _run(llm, prompt, params, options)
@@ -191,14 +191,14 @@ def _write(
 
 
 def _is_text(options: GenerateOptions, params: SamplingParams) -> bool:
-    """Whether the text is written as it comes."""
+    """Say whether the text is written while it grows."""
     return not (options.json or options.show_drafts or params.n > 1)
 
 
 def _run(
     llm: "specdec.LLM", prompt: str, params: SamplingParams, options: GenerateOptions
 ) -> RequestOutput:
-    """The finished output. Ctrl-C prints the figures of what there is so far, except as JSON."""
+    """Return the finished output. Ctrl-C prints the figures of the text so far, unless JSON."""
     [request] = llm.engine.add_requests([NewRequest(prompt=prompt, params=params)])
     room = request.rules.max_tokens
     if params.max_tokens is not None and room < params.max_tokens:
@@ -233,27 +233,27 @@ def _writer(
 
 
 def _report(output: RequestOutput, params: SamplingParams) -> None:
-    """The seed, if one was used, and the figures."""
+    """Print the seed, if one was used, and the figures."""
     if output.seed is not None and params.temperature > 0:
         print(f"seed {output.seed}", file=sys.stderr)
     print(figures(output), file=sys.stderr)
 
 
 def _echo_prompt(prompt: str) -> None:
-    """On a terminal the prompt precedes its continuation; a pipe gets the text alone."""
+    """Print the prompt before its continuation on a terminal; a pipe gets the text alone."""
     console = new_console(stderr=True)
     if console.is_terminal and sys.stdout.isatty():
         console.print(Text(prompt, style="dim"), end="")
 
 
 def new_console(stderr: bool = False) -> Console:
-    """A console without any escape sequence if NO_COLOR is set; rich alone would keep bold, dim."""
+    """Open a console. NO_COLOR means no escape sequence; rich alone would keep bold and dim."""
     system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     return Console(stderr=stderr, highlight=False, soft_wrap=True, color_system=system)
 
 
 def leave_on_error(output: RequestOutput, wording: Wording) -> None:
-    """Exit code 2 if a sample ended in an error, whatever part of it was written."""
+    """Exit with 2 if a sample ended in an error, whatever part of it was written."""
     endings = [each for each in output.outputs if each.finish_reason == "error"]
     for ending in endings:
         print(f"specdec: error: {wording.text(str(ending.stop_reason))}", file=sys.stderr)

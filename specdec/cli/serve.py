@@ -22,7 +22,7 @@ LOG_FORMATS = ("text", "json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions(DraftOptions):
-    """The command's options; see ServerOptions."""
+    """Holds the command's options; see ServerOptions."""
 
     host: str
     port: int

@@ -36,7 +36,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """engine: arguments of LLM."""
+    """Holds what `verify` is given. engine: arguments of LLM."""
 
     target: str
     draft: str
@@ -70,7 +70,7 @@ def run_verify(options: VerifyOptions) -> None:
 
 
 def check_prompts(llm: "specdec.LLM") -> list[str | list[int]]:
-    """Questions to a target that was trained on conversations, as its head was; else code."""
+    """Ask a target that was trained on conversations, as its head was; else begin code."""
     if not tells_roles_apart(llm.tokenizer):
         return list(CODE_STARTS)
     return [
@@ -79,7 +79,7 @@ def check_prompts(llm: "specdec.LLM") -> list[str | list[int]]:
 
 
 def tells_roles_apart(tokenizer: Tokenizer) -> bool:
-    """Whether a chat template writes a question and an answer of the same text differently."""
+    """Say whether a chat template writes a question and the same text as an answer differently."""
     if not tokenizer.has_chat_template:
         return False
     form = ChatFormat(add_generation_prompt=False)
@@ -92,7 +92,7 @@ def tells_roles_apart(tokenizer: Tokenizer) -> bool:
 
 
 def report(agreement: Agreement, verdict: Verdict) -> str:
-    """Agreement per position, as aligned lines, and the verdict; in 60 columns."""
+    """Show agreement per position, as aligned lines, and the verdict; in 60 columns."""
     mean = agreement.acceptance.mean_acceptance_length
     length = "none" if mean is None else f"{mean:.2f}"
     num_repeated = agreement.num_repeated
@@ -125,7 +125,7 @@ def _percent(rate: float | None) -> str:
 
 
 def as_json(agreement: Agreement, verdict: Verdict) -> dict[str, object]:
-    """The same figures for programs."""
+    """Return the figures for programs."""
     return {
         "works": verdict.works,
         "verdict": verdict.text,

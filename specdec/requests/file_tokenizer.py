@@ -223,7 +223,7 @@ def _added_tokens(config: Fields) -> dict[int, AddedToken] | None:
 
 
 def _check_nothing_is_lost(backend: Tokenizer, added: Mapping[int, AddedToken]) -> None:
-    """NotEqual if a class that makes its vocabulary anew would lose a token of the file."""
+    """Raise NotEqual if a class that makes its vocabulary anew would lose a token."""
     for token, each in backend.get_added_tokens_decoder().items():
         if token not in added or added[token].content != each.content:
             raise NotEqual(f"added_tokens_decoder lacks {each.content!r:.60}, which {FILE} has")

@@ -23,7 +23,7 @@ DEFAULT_FORMAT = ChatFormat()
 
 
 class Tokenizer:
-    """The checkpoint's tokenizer, which gives what that of transformers gives.
+    """Reads and writes tokens of a checkpoint, as its tokenizer in transformers does.
 
     It is locked, since a call changes its options. backend: a FileTokenizer, or a tokenizer of
     transformers where tokenizer.json is not enough.
@@ -41,7 +41,7 @@ class Tokenizer:
     def encode(
         self, text: str, add_special_tokens: bool = True, parse_special: bool = True
     ) -> list[int]:
-        """Token ids of a prompt, with the special tokens that the tokenizer adds.
+        """Return the token ids of a prompt, with the special tokens that the tokenizer adds.
 
         parse_special: read special tokens in the text as such; otherwise they are text like any.
         """
@@ -62,11 +62,11 @@ class Tokenizer:
         return self.backend
 
     def encode_word(self, text: str) -> list[int]:
-        """Token ids of a piece of text, without special tokens added."""
+        """Return the token ids of a piece of text, without special tokens added."""
         return self.encode(text, add_special_tokens=False)
 
     def as_json(self) -> str:
-        """The text of a tokenizer.json, added tokens included; ValueError if there is none."""
+        """Write a tokenizer.json, added tokens included; ValueError if there is none."""
         with self._lock:
             if self._fast is None:
                 kind = type(self.backend).__name__
@@ -76,7 +76,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the checkpoint has a chat template."""
+        """Say whether the checkpoint has a chat template."""
         return bool(getattr(self.backend, "chat_template", None))
 
     @property
@@ -86,7 +86,7 @@ class Tokenizer:
         return None if found is None else int(found)
 
     def tokens_outside(self, vocab_size: int) -> list[tuple[int, str]]:
-        """Ids and texts of all tokens that a vocabulary of this size does not have, in order."""
+        """List the tokens that a vocabulary of this size lacks, by id."""
         with self._lock:
             found = {id: text for text, id in self.backend.get_vocab().items()}
             added = dict.fromkeys(self.backend.encode("a"), "added to every text")
@@ -100,7 +100,7 @@ class Tokenizer:
         add_special_tokens: bool = False,
         parse_special: bool = True,
     ) -> list[int]:
-        """Token ids of a conversation, rendered by the template, which adds the special tokens.
+        """Return the token ids of a conversation; its template adds the special tokens.
 
         parse_special: read those as such that stand in messages, tools and documents too.
         """
@@ -109,7 +109,7 @@ class Tokenizer:
         return self.encode_marked(self.write_marked_chat(messages, form), add_special_tokens)
 
     def encode_marked(self, marked: MarkedText, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of a conversation in which special tokens are the template's alone."""
+        """Return the token ids of a conversation whose special tokens are the template's alone."""
         check_text(marked.text)
         if not getattr(self.backend, "is_fast", False):
             kind = type(self.backend).__name__
@@ -130,7 +130,7 @@ class Tokenizer:
         return ids
 
     def _encode_within(self, text: str) -> list[int]:
-        """Ids of text within another one: some tokenizers put a space before the first word."""
+        """Encode text within another one: some tokenizers put a space before the first word."""
         line = self.encode("\n", add_special_tokens=False, parse_special=False)
         after = self.encode("\n" + text, add_special_tokens=False, parse_special=False)
         if after[: len(line)] == line:
@@ -143,13 +143,13 @@ class Tokenizer:
         return {token: each.content for token, each in added.items() if each.special}
 
     def write_chat(self, messages: Conversation, form: ChatFormat = DEFAULT_FORMAT) -> str:
-        """The text of a conversation. Takes no lock of the tokenizer while it renders."""
+        """Write a conversation as text. It takes no lock of the tokenizer while it renders."""
         return form.ended(self._written(form, form.variables(messages)), messages)
 
     def write_marked_chat(
         self, messages: Conversation, form: ChatFormat = DEFAULT_FORMAT
     ) -> MarkedText:
-        """The same text, with marks where the user writes special tokens."""
+        """Write a conversation with marks where the user writes special tokens."""
         marks = SpecialMarks(self._special_tokens.values())
         given = {name: marks.put(value) for name, value in form.variables(messages).items()}
         text = self._written(form, given)
@@ -164,7 +164,7 @@ class Tokenizer:
             raise ValueError(f"the chat template does not take these messages: {error}") from error
 
     def _template(self, form: ChatFormat) -> str:
-        """The Jinja text: the given one (or one of several by name), else the tokenizer's own."""
+        """Return Jinja text: the given one (or one of several by name), else the tokenizer's."""
         chat_template = form.template_text()
         if chat_template is None and not self.has_chat_template:
             raise ValueError(
@@ -200,14 +200,14 @@ class Tokenizer:
         return data
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids, without clean-up."""
+        """Return the text of token ids, without clean-up."""
         with self._lock:
             return self._decode(token_ids, skip_special_tokens=skip_special_tokens)
 
 
 @cache
 def _warn_of_two(bos: str) -> None:
-    """Once in a process."""
+    """Warn once in a process."""
     logger.warning(
         "a prompt begins with %s and the tokenizer adds another: leave it out of the text, or give "
         "token ids (over HTTP add_special_tokens=false); this is said once",
@@ -216,7 +216,7 @@ def _warn_of_two(bos: str) -> None:
 
 
 class Detokenizer:
-    """Text of a growing token sequence. An incomplete UTF-8 character is held back until whole.
+    """Writes a growing token sequence as text, and holds incomplete characters back.
 
     Each token decodes a short window: the tokens of the last piece of text and those after it, so
     that a token whose text depends on its neighbour (spaces, bytes of one character) comes out as
@@ -250,7 +250,7 @@ class Detokenizer:
         return self._take(text, end)
 
     def _take(self, text: str, end: int) -> str:
-        """What is new in the text of the window's first tokens, which are read from here on."""
+        """Return what is new in the text of the window's first tokens, and begin after them."""
         new, later = self._window[self._num_read : end], self._window[end:]
         is_longer = text.startswith(self._read_text)
         piece = text[len(self._read_text) :] if is_longer else self._decode(new)
@@ -268,7 +268,7 @@ class Detokenizer:
         return piece
 
     def decode_all(self, num_tokens: int) -> str:
-        """The full decode of the first tokens; an incomplete last character becomes U+FFFD."""
+        """Decode the first tokens as a whole; an incomplete last character becomes U+FFFD."""
         read, num_chars = next(piece for piece in reversed(self._pieces) if piece[0] <= num_tokens)
         given = self.text[:num_chars]
         full = self._decode(self._tokens[:num_tokens])

@@ -30,7 +30,7 @@ class NotEqual(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerClass:
-    """build: the pipeline that its code makes, None: the file's.
+    """Says what a class does. build: makes its own pipeline, None: it takes the file's.
 
     defaults: special tokens where the config names none. respells: it adds all special tokens once
     more, without flags of their own.
@@ -41,7 +41,7 @@ class TokenizerClass:
     respells: bool = False
 
     def check(self, backend: Tokenizer, config: Fields) -> None:
-        """NotEqual if the class would build something else than the file says."""
+        """Raise NotEqual if the class would build something else than the file says."""
         if self.build is None:
             return
         theirs, ours = _pipeline(backend), _pipeline(self.build(config))

@@ -32,7 +32,7 @@ class Hub:
 
 
 def locate(name: str | Path, role: str, hub: Hub | None = None) -> Path:
-    """The directory of a checkpoint. role: "target", "draft" or, without weights, "tokenizer".
+    """Find a checkpoint. role: "target", "draft" or, without weights, "tokenizer".
 
     Downloads a hub id unless it is cached (HF_HUB_OFFLINE is honoured). ValueError: there is none.
     """

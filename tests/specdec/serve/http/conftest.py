@@ -50,7 +50,7 @@ class LiveServer:
         assert self._is_ready.wait(60)
 
     def drain(self) -> None:
-        """As SIGTERM does."""
+        """Ask a server to end, like SIGTERM."""
         self._loop.call_soon_threadsafe(self.server.drain)
 
     def stop(self) -> None:

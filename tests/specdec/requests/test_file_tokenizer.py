@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 from specdec.requests.file_tokenizer import FileTokenizer
 from specdec.requests.tokenizer import Detokenizer, Tokenizer
 from tests.specdec.requests.tokenizer_families import FAMILIES, texts, write_family
+from weights.errors import CheckpointError
 
 ROOT = Path(__file__).parents[3]
 NUM_TEXTS = 1000
@@ -203,6 +204,48 @@ def test_legacy_files_are_left_to_transformers(tmp_path, caplog, file, text, rea
     directory = write_family("llama3", tmp_path / "llama3")
     (directory / file).write_text(text)
     check_left(directory, caplog, reason)
+
+
+def test_a_pad_token_of_the_vocabulary_alone_is_left_to_transformers(tmp_path, caplog):
+    directory = write_family("llama3", tmp_path / "llama3")
+    made, _ = FAMILIES["llama3"][1]()
+    made.enable_padding()
+    made.save(str(directory / "tokenizer.json"))
+    check_left(directory, caplog, "tokenizer.json pads")
+
+
+def test_a_class_that_the_model_names_is_looked_at_too(tmp_path, caplog):
+    directory = write_family("llama3", tmp_path / "llama3")
+    change(directory / "config.json", tokenizer_class="LlamaTokenizer")
+    both(directory)
+    change(directory / "config.json", tokenizer_class="CohereTokenizer")
+    check_left(directory, caplog, "tokenizer_class is 'CohereTokenizer'")
+
+
+def test_without_tokenizer_json_transformers_reads_the_other_files(tmp_path, caplog):
+    directory = write_family("gpt2", tmp_path / "gpt2")
+    made = json.loads((directory / "tokenizer.json").read_text())["model"]
+    (directory / "tokenizer.json").unlink()
+    (directory / "vocab.json").write_text(json.dumps(made["vocab"]))
+    merges = "\n".join(" ".join(each) for each in made["merges"])
+    (directory / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    check_left(directory, caplog, "there is no tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"extra_special_tokens": "<a>"},
+        {"added_tokens_decoder": {"0": {"content": "a", "lstrip": 5}}},
+        {"eos_token": {"content": "a"}},
+    ],
+    ids=str,
+)
+def test_what_transformers_refuses_is_refused(tmp_path, fields):
+    directory = write_family("llama3", tmp_path / "llama3")
+    change(directory / "tokenizer_config.json", **fields)
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
+        Tokenizer(directory)
 
 
 def test_an_earlier_llama_is_left_to_transformers(tmp_path, caplog):

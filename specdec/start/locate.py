@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import list_repo_files, snapshot_download
+import huggingface_hub  # which imports each function when it is asked for
 
 from weights.demo import demo_directory
 from weights.errors import shown
@@ -74,7 +74,7 @@ def local_directory(name: str | Path, role: str) -> Path | None:
 def _downloaded(name: str, role: str, hub: Hub) -> Path:
     try:
         directory = Path(
-            snapshot_download(
+            huggingface_hub.snapshot_download(
                 name,
                 allow_patterns=_WANTED[role],
                 revision=hub.revision,
@@ -94,7 +94,7 @@ def _downloaded(name: str, role: str, hub: Hub) -> Path:
 def _refuse_pickles(name: str, role: str, hub: Hub) -> None:
     """Say how to convert a repository's weights; they were not downloaded."""
     try:
-        files = list_repo_files(name, revision=hub.revision, token=hub.token)
+        files = huggingface_hub.list_repo_files(name, revision=hub.revision, token=hub.token)
     except (OSError, ValueError):  # offline: reading the directory says what is missing
         return
     pickles = sorted(file for file in files if file.endswith(".bin") and "/" not in file)

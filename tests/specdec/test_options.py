@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import get_type_hints
 
+import huggingface_hub
 import pytest
 import torch
 from huggingface_hub.errors import OfflineModeIsEnabled
@@ -16,7 +17,6 @@ from specdec import LLM, AsyncLLM, SpeculativeConfig
 from specdec.config import EngineConfig
 from specdec.options import EngineOptions
 from specdec.start import device as device_module
-from specdec.start import locate as located
 from specdec.start.device import advise_threads
 from specdec.start.load import _directories
 from specdec.start.locate import Hub, locate
@@ -84,7 +84,9 @@ def test_a_hub_id_is_downloaded_as_asked(monkeypatch, tmp_path):
     (tmp_path / "model.safetensors").touch()
     seen = {}
     monkeypatch.setattr(
-        located, "snapshot_download", lambda name, **how: seen.update(how, name=name) or tmp_path
+        huggingface_hub,
+        "snapshot_download",
+        lambda name, **how: seen.update(how, name=name) or tmp_path,
     )
     hub = Hub(revision="v1", token="secret", directory="there")
     assert locate("owner/name", "target", hub) == tmp_path
@@ -106,8 +108,8 @@ def repository(monkeypatch, tmp_path):
                     (tmp_path / file).touch()
             return tmp_path
 
-        monkeypatch.setattr(located, "snapshot_download", download)
-        monkeypatch.setattr(located, "list_repo_files", lambda *_, **__: list(files))
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+        monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda *_, **__: list(files))
         return asked
 
     return make
@@ -130,7 +132,7 @@ def test_a_repository_without_weights_is_left_to_the_reader(repository, monkeypa
     def offline(*_, **__):
         raise OfflineModeIsEnabled("offline")
 
-    monkeypatch.setattr(located, "list_repo_files", offline)
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", offline)
     assert locate("a/b", "target") == tmp_path
 
 

@@ -103,7 +103,6 @@ MISTAKES = [
     ("generate demo x --top-p 0.9", "--top-p 0.9 with --temperature 0, which takes the best"),
     ("generate demo x --temperature -1", "--temperature -1.0: give 0 (greedy) or a number"),
     ("generate demo x -n 2", "--n 2 with --temperature 0: greedy samples are equal"),
-    ("generate demo x --temperature 1 --seed -3", "--seed -3: give an integer from 0 to 2^64 - 1"),
     ("generate demo x --logprobs 2", "--logprobs 2 without --json"),
     ("generate demo x --max-tokens 0", "--max-tokens 0: give an integer of at least 1"),
     # the engine

@@ -1,24 +1,19 @@
 """Each example runs as its docstring says, and shows what it claims."""
 
-import asyncio
 import json
 import os
 import runpy
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from specdec import AsyncLLM
 from specdec.cli import main
-from specdec.serve.http.address import listen
-from specdec.serve.http.options import ServerOptions
-from specdec.serve.http.server import Server
+from tests.demo_server import demo_server
 
 ROOT = Path(__file__).parent.parent
 EXPECTED = {
@@ -54,25 +49,9 @@ def test_an_example_shows_what_it_claims(command, monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A server of the bundled pair; the examples' own docstrings start one by `specdec serve`."""
-    is_ready = threading.Event()
-    address = listen("127.0.0.1", 0)
-    with AsyncLLM("demo", {"model": "demo"}, device="cpu", max_num_seqs=4) as llm:
-        server = Server(llm, ServerOptions(host="127.0.0.1", model_names=("demo",)), is_ready.set)
-
-        async def serve() -> None:
-            asyncio.get_running_loop().call_soon(loops.append, asyncio.get_running_loop())
-            await server.serve(sockets=[address])
-
-        loops: list[asyncio.AbstractEventLoop] = []
-        thread = threading.Thread(target=asyncio.run, args=(serve(),))
-        thread.start()
-        assert is_ready.wait(60)
-        yield f"http://127.0.0.1:{address.getsockname()[1]}"
-        loops[0].call_soon_threadsafe(server.drain)
-        thread.join(60)
-        address.close()
-    assert not thread.is_alive()
+    """Serve the bundled pair; the examples' own docstrings start a server by `specdec serve`."""
+    with demo_server() as found:
+        yield found
 
 
 @pytest.mark.parametrize("name", CLIENTS)

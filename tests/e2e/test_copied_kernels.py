@@ -1,4 +1,4 @@
-"""Triton's cache, copied to another machine: a start there compiles nothing, as the guide says."""
+"""Copied to another machine, Triton's cache spares a start all compiling: see docs/offline.md."""
 
 import os
 import shutil

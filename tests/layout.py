@@ -105,7 +105,7 @@ ROWS: dict[str, Row] = {
     "specdec.serve": Row(LLM),
     "specdec.serve.http": Row(
         (*LLM, "specdec.serve"),
-        ("fastapi", "starlette", "uvicorn", "prometheus_client"),
+        ("starlette", "uvicorn", "prometheus_client"),
     ),
     "specdec.serve.http.tools": Row(
         (
@@ -114,7 +114,7 @@ ROWS: dict[str, Row] = {
             "specdec.requests.structured_outputs",
         )
     ),
-    "specdec.fleet": Row((*LLM, "specdec.serve"), ("ray", "fastapi", "numpy")),
+    "specdec.fleet": Row((*LLM, "specdec.serve"), ("ray", "starlette", "numpy")),
     "specdec.bench": Row(LLM, ("torch", "matplotlib", "triton", "httpx2")),
     # nothing of ours: a yardstick must not be the shipped kernel
     "specdec.bench.yardsticks": Row(third=("torch", "flash_attn_interface")),

@@ -294,7 +294,7 @@ def serve(
 
     Only this machine can connect unless --host says otherwise. SIGTERM or Ctrl-C ends it in order.
     """
-    require_extra("serve", "server", ("fastapi", "uvicorn", "httptools", "prometheus_client"))
+    require_extra("serve", "server", ("starlette", "uvicorn", "httptools", "prometheus_client"))
     from specdec.cli.serve import ServeOptions, checked_address
     from specdec.serve.worker_process import WorkerProcess
 
@@ -364,7 +364,7 @@ def batch(
     order, with an error where a line cannot be answered. The same command goes on with a run that
     was stopped.
     """
-    require_extra("batch", "server", ("fastapi", "uvicorn", "prometheus_client"))
+    require_extra("batch", "server", ("starlette", "uvicorn", "prometheus_client"))
     if ray is not None:
         require_extra("batch --ray", "ray", ("ray", "pyarrow", "pandas"))
     from specdec.cli.batch import BatchOptions, check_batch

@@ -14,7 +14,7 @@ import specdec
 
 PACKAGES = (
     *("torch", "triton", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy"),
-    *("typer", "llguidance", "fastapi", "uvicorn", "ray"),
+    *("typer", "llguidance", "starlette", "uvicorn", "ray"),
 )
 VARIABLES = (
     *("SPECDEC_LOG", "SPECDEC_DEBUG", "SPECDEC_CACHE_DIR", "OMP_NUM_THREADS"),

@@ -14,8 +14,8 @@ import inspect
 from collections.abc import Mapping
 from typing import cast
 
-from fastapi import FastAPI
 from ray import serve
+from starlette.applications import Starlette
 
 from specdec.arguments import refuse_unknown
 from specdec.config import EngineConfig
@@ -35,7 +35,7 @@ class EngineReplica:
         self._llm, application = args.start()
         self._app = application.app
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
+    def __serve_build_asgi_app__(self) -> Starlette:
         return self._app
 
     def check_health(self) -> None:

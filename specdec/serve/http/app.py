@@ -2,13 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
 
 import specdec
 from specdec.requests.tokenizer import Tokenizer
@@ -35,7 +39,7 @@ from specdec.serve.http.generating import Answer, Services
 from specdec.serve.http.measures import Measures
 from specdec.serve.http.monitor import Monitor
 from specdec.serve.http.options import ServerOptions
-from specdec.serve.http.playground import PageFiles, get_options, playground
+from specdec.serve.http.playground import PageFiles, get_route, playground
 from specdec.serve.http.prompts import Encoded, Prompts
 from specdec.serve.http.record import Record
 from specdec.serve.http.structured import check_grammar, grammar_field
@@ -64,38 +68,44 @@ class Application:
         self._bodies = Bodies()
         self.app = self._build()
 
-    def _build(self) -> FastAPI:
-        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=self._lifespan)
-        app.add_exception_handler(ApiError, _answer_error)
-        app.add_exception_handler(EngineDeadError, _answer_error)
-        app.add_exception_handler(HTTPException, _answer_error)
-        app.add_exception_handler(Exception, _answer_error)
-        app.add_middleware(Gate, options=self._options, traffic=self.traffic)
+    def _build(self) -> Starlette:
+        middleware = [Middleware(Gate, options=self._options, traffic=self.traffic)]
         if self._options.allowed_origins:
-            app.add_middleware(
+            cors = Middleware(
                 CORSMiddleware,
                 allow_origins=self._options.allowed_origins,
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],  # the clients of both vendors send many of their own
                 expose_headers=["X-Request-Id", IGNORED_HEADER],
             )
-        app.post("/v1/chat/completions")(self.chat)
-        app.post("/v1/completions")(self.completions)
-        AgentRoutes(self._services, self.chats, self._bodies).add_to(app)
-        app.post("/tokenize")(self.tokenize)
-        app.post("/detokenize")(self.detokenize)
-        app.api_route("/health", methods=["GET", "HEAD", "OPTIONS"])(self.health)
-        app.api_route("/ping", methods=["GET", "HEAD", "OPTIONS", "POST"])(self.health)
-        _add_get(app, "/v1/models", self.models)
-        _add_get(app, "/v1/models/{name:path}", self.model)
-        _add_get(app, "/version", self.version)
-        _add_get(app, "/metrics", self.metrics)
-        _add_get(app, "/", playground)
-        app.mount("/page", PageFiles())
-        return app
+            middleware.insert(0, cors)
+        kinds = (ApiError, EngineDeadError, HTTPException, Exception)
+        return Starlette(
+            routes=self._routes(),
+            middleware=middleware,
+            exception_handlers=dict.fromkeys(kinds, _answer_error),
+            lifespan=self._lifespan,
+        )
+
+    def _routes(self) -> list[BaseRoute]:
+        return [
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            *AgentRoutes(self._services, self.chats, self._bodies).routes(),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/health", self.health, methods=["GET", "HEAD", "OPTIONS"]),
+            Route("/ping", self.health, methods=["GET", "HEAD", "OPTIONS", "POST"]),
+            get_route("/v1/models", self.models),
+            get_route("/v1/models/{name:path}", self.model),
+            get_route("/version", self.version),
+            get_route("/metrics", self.metrics),
+            get_route("/", playground),
+            Mount("/page", PageFiles()),
+        ]
 
     @asynccontextmanager
-    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         watching = asyncio.create_task(Monitor(self._llm).run())
         try:
             yield
@@ -144,13 +154,14 @@ class Application:
         shown = [Encoded(text, each.token_ids) for text, each in zip(texts, prompts, strict=True)]
         return CompletionForm(shown, token_bytes)
 
-    async def models(self) -> Response:
+    async def models(self, request: Request) -> Response:
         """GET /v1/models."""
         data = [self._model(name) for name in self._options.model_names]
         return json_response({"object": "list", "data": data})
 
-    async def model(self, name: str) -> Response:
+    async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}."""
+        name = str(request.path_params["name"])
         check_model(name, self._options)
         return json_response(self._model(name))
 
@@ -185,17 +196,17 @@ class Application:
         body = await self._body(request, DETOKENIZE)
         return json_response({"prompt": await self._prompts.decode(body.get("tokens"))})
 
-    async def health(self) -> Response:
+    async def health(self, request: Request) -> Response:
         """GET /health and /ping: 503 if requests would fail."""
         if self.traffic.is_draining or not self._llm.is_well:
             return Response(status_code=503)
         return Response(status_code=200)
 
-    async def version(self) -> Response:
+    async def version(self, request: Request) -> Response:
         """GET /version."""
         return json_response({"version": specdec.__version__})
 
-    async def metrics(self) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """GET /metrics, for Prometheus."""
         engine = await self._llm.get_metrics()
         late = await self._llm.num_late_compilations()
@@ -208,12 +219,6 @@ class Application:
         if isinstance(body.get("model"), str) and kind in (TOKENIZE, DETOKENIZE):
             check_model(str(body["model"]), self._options)
         return body
-
-
-def _add_get(app: FastAPI, path: str, handler: Callable[..., Awaitable[Response]]) -> None:
-    """With what load balancers check a server by."""
-    app.api_route(path, methods=["GET", "HEAD"])(handler)
-    app.options(path)(get_options)
 
 
 def recommended(llm: AsyncEngine) -> Mapping[str, object]:

@@ -53,7 +53,6 @@ class Generation(Response):
     def __init__(
         self, services: Services, api_request: ApiRequest, prompts: Sequence[Encoded]
     ) -> None:
-        self.background = None
         self._services = services
         self._api_request = api_request
         self._prompts = prompts

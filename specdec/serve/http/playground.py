@@ -1,8 +1,11 @@
 """The page at `/`: static files. They need no key, since a browser that loads a page sends none."""
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from starlette.requests import Request
 from starlette.responses import FileResponse, Response
+from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -13,25 +16,33 @@ CACHING = {"Cache-Control": "no-cache"}
 
 
 class PageFiles(StaticFiles):
-    """Of the folder `page`."""
+    """Serves the folder `page`."""
 
     def __init__(self) -> None:
         super().__init__(directory=FOLDER)
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        """A file, or 304."""
+        """Answer with a file, or 304."""
         if scope["method"] == "OPTIONS":
-            return await get_options()
+            return _get_options()
         response = await super().get_response(path, scope)
         response.headers.update(CACHING)
         return response
 
 
-async def playground() -> Response:
+async def playground(request: Request) -> Response:
     """GET /."""
     return FileResponse(FOLDER / "index.html", headers=CACHING)
 
 
-async def get_options() -> Response:
-    """OPTIONS of a route of GET, which some load balancers check a server by."""
+def get_route(path: str, handler: Callable[[Request], Awaitable[Response]]) -> Route:
+    """Route GET, HEAD and OPTIONS, by which some load balancers check a server."""
+
+    async def answer(request: Request) -> Response:
+        return _get_options() if request.method == "OPTIONS" else await handler(request)
+
+    return Route(path, answer, methods=["GET", "HEAD", "OPTIONS"])
+
+
+def _get_options() -> Response:
     return Response(headers={"Allow": "GET, HEAD, OPTIONS"})

@@ -19,7 +19,7 @@ def nothing_is_read(monkeypatch):
 
 @pytest.fixture
 def without(monkeypatch):
-    """without("fastapi"): it is not installed."""
+    """without("starlette"): it is not installed."""
 
     def hide(module: str) -> None:
         monkeypatch.setattr(
@@ -29,7 +29,7 @@ def without(monkeypatch):
     return hide
 
 
-@pytest.mark.parametrize("missing", ["fastapi", "uvicorn", "httptools", "prometheus_client"])
+@pytest.mark.parametrize("missing", ["starlette", "uvicorn", "httptools", "prometheus_client"])
 def test_a_missing_extra_is_one_line(run, without, missing):
     without(missing)
     install = 'pip install "specdec[server]"'

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from functools import partial
 
-from fastapi import FastAPI, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from specdec.serve.http.agents import messages_input, responses_input
 from specdec.serve.http.agents.event_answer import EventAnswer, Script
@@ -35,11 +37,13 @@ class AgentRoutes:
         self._bodies = bodies
         self._announced = Announced()
 
-    def add_to(self, app: FastAPI) -> None:
-        """Serve them."""
-        app.post(RESPONSES)(self.responses)
-        app.post(MESSAGES)(self.messages)
-        app.post(COUNT_TOKENS)(self.count_tokens)
+    def routes(self) -> list[Route]:
+        """List them, for the application."""
+        return [
+            Route(RESPONSES, self.responses, methods=["POST"]),
+            Route(MESSAGES, self.messages, methods=["POST"]),
+            Route(COUNT_TOKENS, self.count_tokens, methods=["POST"]),
+        ]
 
     async def responses(self, request: Request) -> Response:
         """POST /v1/responses."""

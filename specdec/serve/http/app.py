@@ -245,7 +245,10 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         return ApiError(503, str(error)).response(path)
     if isinstance(error, HTTPException):
         what = f"{request.method} {path}"
-        return ApiError(error.status_code, f"{error.detail}: {what}").response(path)
+        answer = ApiError(error.status_code, f"{error.detail}: {what}").response(path)
+        if error.headers and "Allow" in error.headers:  # in an order that is always the same
+            answer.headers["Allow"] = ", ".join(sorted(error.headers["Allow"].split(", ")))
+        return answer
     answer = ApiError(500, "an error in the server; its log has the traceback").response(path)
     # the traceback goes on to uvicorn, which ends the connection: no client may send more there
     answer.headers["Connection"] = "close"

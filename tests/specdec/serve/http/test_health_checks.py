@@ -81,3 +81,20 @@ def test_a_check_gets_no_further_than_the_key(serve):
             is_open = path in (*HEALTH, "/", "/page/main.js")
             for check in CHECKS.values():
                 assert asked(locked, check, path)[0] == (200 if is_open else 401)
+
+
+@pytest.mark.parametrize(
+    "path, allowed",
+    [
+        ("/health", "GET, HEAD, OPTIONS"),
+        ("/ping", "GET, HEAD, OPTIONS, POST"),
+        ("/v1/models/demo", "GET, HEAD, OPTIONS"),
+        ("/page/main.js", "GET, HEAD, OPTIONS"),
+        ("/v1/completions", "POST"),
+    ],
+)
+def test_another_method_is_a_405_that_names_those_allowed(live, path, allowed):
+    found, head, body = asked(live, "DELETE {} HTTP/1.0\r\n", path)
+    assert found == 405
+    assert f"allow: {allowed.lower()}\r\n".encode() in head
+    assert f"Method Not Allowed: DELETE {path}".encode() in body

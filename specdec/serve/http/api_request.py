@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from specdec.arguments import is_integer
 from specdec.requests.params import LISTS, SamplingParams
 from specdec.serve.http.errors import ApiError, ContextError
+from specdec.serve.http.fields import SAMPLING
 from specdec.serve.http.options import (
     MAX_ALLOWED_IDS,
     MAX_IDS,
@@ -26,12 +27,6 @@ from specdec.serve.http.structured import structured_outputs
 from specdec.sizes import MAX_BAD_WORDS
 
 COMPLETION_TOKENS = 16  # of a completion without max_tokens, as OpenAI's
-SAME_NAME = (
-    *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "n", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos"),
-    *("include_stop_str_in_output", "skip_special_tokens", "speculate", "num_speculative_tokens"),
-    *("bad_words", "allowed_token_ids"),
-)
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 LEAST_TOP_P = 1e-9  # for 0, which OpenAI takes: the best token alone
 TOKEN_ID = re.compile(r"\d{1,18}", re.ASCII)  # as a key; Python reads no number of any length
@@ -122,7 +117,7 @@ def _api_request(
     stream_options = _stream_options(body)
     params = _params(body, {**defaults, **sampling})
     return ApiRequest(
-        model=_model(body, options),
+        model=model_name(body, options),
         params=params,
         priority=_priority(body, options),
         is_stream=boolean(body, "stream"),
@@ -145,7 +140,7 @@ def _shows_drafts(body: Mapping[str, object], n: int) -> bool:
 
 
 def _params(body: Mapping[str, object], sampling: dict[str, object]) -> SamplingParams:
-    sampling |= {name: _shallow(name, body[name]) for name in SAME_NAME if name in body}
+    sampling |= {name: _shallow(name, body[name]) for name in SAMPLING if name in body}
     if type(sampling.get("top_p")) in (int, float) and sampling["top_p"] == 0:
         sampling["top_p"] = LEAST_TOP_P
     sampling["logit_bias"] = _logit_bias(body)
@@ -195,8 +190,8 @@ def _check_length(name: str, values: object, most: int) -> None:
         raise ApiError(400, f"{name}: {len(values)} given, at most {most} are allowed")
 
 
-def _model(body: Mapping[str, object], options: ServerOptions) -> str:
-    """The name that the answer repeats."""
+def model_name(body: Mapping[str, object], options: ServerOptions) -> str:
+    """Return the name that the answer repeats; ApiError for a model that is not served here."""
     name = body.get("model", options.model_names[0])
     if not isinstance(name, str):
         raise ApiError(400, f"model={name!r}: give a string")

@@ -29,6 +29,7 @@ from specdec.serve.http.api_request import (
     check_model,
     check_room,
     completion_request,
+    model_name,
 )
 from specdec.serve.http.bodies import Bodies
 from specdec.serve.http.chats import Chats
@@ -214,11 +215,15 @@ class Application:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _body(self, request: Request, kind: str) -> dict[str, object]:
-        known = partial(known_fields, kind, ignore_unknown=self._options.ignore_unknown)
-        body = await self._bodies.read(request, known)
-        if isinstance(body.get("model"), str) and kind in (TOKENIZE, DETOKENIZE):
-            check_model(str(body["model"]), self._options)
+        ignore = _drop if self._options.ignore_unknown else None
+        body = await self._bodies.read(request, partial(known_fields, kind, ignore=ignore))
+        if kind in (TOKENIZE, DETOKENIZE):
+            model_name(body, self._options)
         return body
+
+
+def _drop(name: str) -> None:
+    """Ignore an unknown field."""
 
 
 def recommended(llm: AsyncEngine) -> Mapping[str, object]:

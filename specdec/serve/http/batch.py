@@ -16,9 +16,10 @@ from starlette.types import ASGIApp, Message
 
 from specdec.serve.http.bodies import parse
 from specdec.serve.http.errors import ApiError, as_json
+from specdec.serve.http.fields import CHAT, COMPLETION
 from specdec.serve.http.structured import GRAMMARS_BUSY
 
-URLS = ("/v1/chat/completions", "/v1/completions")
+URLS = (CHAT, COMPLETION)
 KEYS = ("custom_id", "method", "url", "body")
 HEADERS = [(b"host", b"localhost"), (b"content-type", b"application/json")]
 UNAVAILABLE = 503

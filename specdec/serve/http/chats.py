@@ -14,6 +14,7 @@ from specdec.requests.structured_outputs import StructuredOutputsParams
 from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.http.api_request import ApiRequest, chat_request
 from specdec.serve.http.errors import ApiError
+from specdec.serve.http.fields import EFFORTS
 from specdec.serve.http.options import ServerOptions
 from specdec.serve.http.prompts import Encoded, Prompts
 from specdec.serve.http.structured import GRAMMARS_BUSY, check_grammar, grammar_field
@@ -31,8 +32,6 @@ from specdec.serve.http.tools.history import with_names
 from specdec.serve.http.tools.message_reader import AnswerReading
 
 Body = Mapping[str, object]
-
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,62 +1,141 @@
-"""Every field that a request may have: it works, changes nothing here, or is refused by name.
+"""Every field that a request may have: its type, its limits, and what it does here.
 
-A field that is null counts as absent. One table, so that no field is ignored by accident.
+A field works, changes nothing, or is refused by name; null counts as absent. One table, so that no
+field is ignored by accident: it checks requests, and /openapi.json and /docs are made from it.
 """
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
-from specdec.serve.http.errors import ApiError
+from specdec.requests.params import MAX_LOGPROBS
+from specdec.serve.http.errors import MESSAGES, ApiError
+from specdec.serve.http.options import (
+    MAX_ALLOWED_IDS,
+    MAX_IDS,
+    MAX_SAMPLES,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    MAX_WORD_CHARS,
+)
+from specdec.serve.http.schemas import (
+    ANY_TOOLS,
+    BOOLEAN,
+    CHOICE,
+    CONTENT,
+    CONVERSATION,
+    COUNT,
+    LOGIT_BIAS,
+    OBJECT,
+    PROMPTS,
+    RESPONSE_FORMAT,
+    STREAM_OPTIONS,
+    STRUCTURED,
+    TEXT,
+    TOKEN_IDS,
+    TOOLS,
+    WORDS,
+    Schema,
+    array,
+    either,
+    integer,
+    number,
+    one_of,
+    record,
+    text,
+)
+from specdec.sizes import MAX_BAD_WORDS
 
-CHAT, COMPLETION, TOKENIZE, DETOKENIZE = "chat", "completion", "tokenize", "detokenize"
-TEXT = (CHAT, COMPLETION)
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+RESPONSES, COUNT_TOKENS = "/v1/responses", f"{MESSAGES}/count_tokens"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+NO_STATE = "answers are not stored; send the whole conversation"
 NO_SUCH = "is not supported by this engine"
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """refused: why, for a field whose effect is missing. neutral: values that ask for no effect."""
+    """A field of a route.
 
-    kinds: tuple[str, ...]
+    schema: values that it may have, beside null. is_required: a request without it is refused.
+    is_harmless: any value changes nothing. refused: why, for a field whose effect is missing.
+    neutral: its values that ask for no effect. is_chats: an agent's route passes it on to chat.
+    """
+
+    schema: Schema = field(default_factory=dict)
+    is_required: bool = False
     is_harmless: bool = False
     refused: str | None = None
     neutral: tuple[object, ...] = ()
+    is_chats: bool = False
 
 
-def _works(kinds: tuple[str, ...], *names: str) -> dict[str, Field]:
-    return {name: Field(kinds) for name in names}
+Fields = dict[str, Field]
 
 
-def _harmless(*names: str) -> dict[str, Field]:
-    return {name: Field(TEXT, is_harmless=True) for name in names}
+def _works(**schemas: Schema) -> Fields:
+    return {name: Field(schema) for name, schema in schemas.items()}
 
 
-def _refused(reason: str, **names: tuple[object, ...]) -> dict[str, Field]:
-    return {name: Field(TEXT, refused=reason, neutral=values) for name, values in names.items()}
+def _required(**schemas: Schema) -> Fields:
+    return {name: Field(schema, is_required=True) for name, schema in schemas.items()}
 
 
-FIELDS: dict[str, Field] = {
-    **_works((*TEXT, TOKENIZE, DETOKENIZE), "model"),
-    **_works((CHAT, TOKENIZE), "messages", "add_generation_prompt", "continue_final_message"),
-    **_works((CHAT, TOKENIZE), "chat_template", "chat_template_kwargs"),
-    **_works((COMPLETION, TOKENIZE), "prompt"),
-    **_works((*TEXT, TOKENIZE), "add_special_tokens"),
-    **_works((TOKENIZE,), "parse_special", "return_token_strs"),
-    **_works((DETOKENIZE,), "tokens"),
-    **_works((CHAT, TOKENIZE), "tools"),
-    **_works((CHAT,), "tool_choice", "parallel_tool_calls", "reasoning_effort"),
-    **_works((CHAT,), "max_completion_tokens", "top_logprobs", "documents"),
-    **_works((COMPLETION,), "echo"),
-    **_works(TEXT, "max_tokens", "n", "stream", "stream_options", "seed", "stop", "logprobs"),
-    **_works(TEXT, "temperature", "top_p", "top_k", "min_p", "logit_bias"),
-    **_works(TEXT, "bad_words", "allowed_token_ids"),
-    **_works(TEXT, "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    **_works(TEXT, "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output"),
-    **_works(TEXT, "skip_special_tokens", "return_token_ids", "priority"),
-    **_works(TEXT, "speculate", "num_speculative_tokens", "show_drafts"),
-    **_works(TEXT, "response_format", "structured_outputs"),
-    **_works(TEXT, "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+def _harmless(*names: str) -> Fields:
+    return {name: Field(is_harmless=True) for name in names}
+
+
+def _refused(reason: str, **names: tuple[object, ...]) -> Fields:
+    return {name: Field(refused=reason, neutral=values) for name, values in names.items()}
+
+
+def _not_here(**reasons: str) -> Fields:
+    """Refuse fields of agents, but for values that ask for no effect."""
+    return {
+        name: Field(refused=f"is not supported: {reason}", neutral=(False, 0))
+        for name, reason in reasons.items()
+    }
+
+
+# they are parameters of sampling under the same names
+SAMPLING = _works(
+    temperature=number(0),
+    top_p=number(0, 1),
+    top_k=integer(-1),
+    min_p=number(0, 1),
+    presence_penalty=number(-2, 2),
+    frequency_penalty=number(-2, 2),
+    repetition_penalty=number(1e-6, 1e6),
+    n=integer(1, MAX_SAMPLES),
+    seed=integer(),
+    stop=either(text(MAX_STOP_CHARS), array(text(MAX_STOP_CHARS), most=MAX_STOPS)),
+    stop_token_ids=array(COUNT, most=MAX_IDS),
+    min_tokens=COUNT,
+    ignore_eos=BOOLEAN,
+    include_stop_str_in_output=BOOLEAN,
+    skip_special_tokens=BOOLEAN,
+    speculate=BOOLEAN,
+    num_speculative_tokens=COUNT,
+    bad_words=array(text(MAX_WORD_CHARS), most=MAX_BAD_WORDS),
+    allowed_token_ids=array(COUNT, 1, MAX_ALLOWED_IDS),
+)
+_PLACE = _works(model=TEXT, stream=BOOLEAN, priority=integer(-(1 << 31), 1 << 31))
+_TEMPLATE = _works(chat_template_kwargs=OBJECT)
+_SPELLING = _works(add_special_tokens=BOOLEAN)
+_CONVERSATION = {
+    **_works(add_generation_prompt=BOOLEAN, continue_final_message=BOOLEAN, chat_template=TEXT),
+    **_TEMPLATE,
+    **_works(tools=TOOLS),
+    **_SPELLING,
+}
+_GENERATING = {
+    **_PLACE,
+    **SAMPLING,
+    **_works(stream_options=STREAM_OPTIONS, logit_bias=LOGIT_BIAS, return_token_ids=BOOLEAN),
+    **_works(show_drafts=BOOLEAN, response_format=RESPONSE_FORMAT, structured_outputs=STRUCTURED),
+    **_works(guided_json=either(TEXT, OBJECT), guided_regex=TEXT, guided_choice=WORDS),
+    **_works(guided_grammar=TEXT),
     **_harmless("store", "metadata", "user", "service_tier"),
     **_harmless("prompt_cache_key", "prompt_cache_retention", "cache_control"),
     **_harmless("safety_identifier", "prediction"),
@@ -65,35 +144,92 @@ FIELDS: dict[str, Field] = {
     **_refused("is not supported: text alone is written", modalities=(["text"],), audio=()),
     **_refused("is not supported: leave it out", verbosity=("medium",), suffix=("",)),
     **_refused("is not supported: give n alone", best_of=(1,)),
-    **_refused(NO_SUCH, use_beam_search=(False,), length_penalty=(1, 1.0), cache_salt=()),
+    **_refused(NO_SUCH, use_beam_search=(False,), length_penalty=(1,), cache_salt=()),
     **_refused(NO_SUCH, truncate_prompt_tokens=(), logits_processors=(), mm_processor_kwargs=()),
     **_refused(NO_SUCH, kv_transfer_params=()),
     **_refused("is not supported: use echo with logprobs", prompt_logprobs=()),
     **_refused("is not taken from a body: give the header X-Request-Id", request_id=()),
 }
+_OF_CHAT = {**_PLACE, **SAMPLING, **_works(logit_bias=LOGIT_BIAS), **_TEMPLATE}
+_PASSED = {name: replace(each, is_chats=True) for name, each in _OF_CHAT.items() if name != "n"}
+_TURNS = array(record({"role": one_of("user", "assistant", "system")}, {}, is_open=True), 1)
+_OF_MESSAGES = {
+    **_PASSED,
+    **_required(messages=_TURNS, max_tokens=integer(1, 1 << 31)),
+    **_works(system=CONTENT, tools=ANY_TOOLS, tool_choice=OBJECT, stop_sequences=array(TEXT)),
+    **_works(thinking=OBJECT, output_config=OBJECT),
+    **_not_here(container="nothing is run here"),
+    **_harmless("metadata", "cache_control", "service_tier", "inference_geo", "speed"),
+    **_harmless("diagnostics"),
+}
+
+FIELDS: dict[str, Fields] = {
+    CHAT: {
+        **_required(messages=CONVERSATION),
+        **_GENERATING,
+        **_CONVERSATION,
+        **_works(max_tokens=integer(1), max_completion_tokens=integer(1), logprobs=BOOLEAN),
+        **_works(top_logprobs=integer(0, MAX_LOGPROBS), tool_choice=CHOICE),
+        **_works(parallel_tool_calls=BOOLEAN, reasoning_effort=one_of(*EFFORTS)),
+        **_works(documents=array(OBJECT)),
+    },
+    COMPLETION: {
+        **_required(prompt=PROMPTS),
+        **_GENERATING,
+        **_SPELLING,
+        **_works(max_tokens=COUNT, logprobs=integer(0, MAX_LOGPROBS), echo=BOOLEAN),
+    },
+    RESPONSES: {
+        **_PASSED,
+        **_required(input=either(TEXT, array(OBJECT, 1))),
+        **_works(instructions=CONTENT, max_output_tokens=integer(1, 1 << 31), tools=ANY_TOOLS),
+        **_works(tool_choice=either(TEXT, OBJECT), parallel_tool_calls=BOOLEAN, text=OBJECT),
+        **_works(reasoning=OBJECT, include={}, truncation={}),
+        **_not_here(previous_response_id=NO_STATE, conversation=NO_STATE),
+        **_not_here(background="answers are not stored; leave it out"),
+        **_not_here(prompt="prompts are not stored; send the text"),
+        **_not_here(top_logprobs=f"{CHAT} has it"),
+        **_harmless("store", "metadata", "user", "service_tier", "safety_identifier"),
+        **_harmless("stream_options", "prompt_cache_key", "prompt_cache_retention"),
+        **_harmless("prompt_cache_options", "max_tool_calls"),
+    },
+    MESSAGES: _OF_MESSAGES,
+    COUNT_TOKENS: {**_OF_MESSAGES, "max_tokens": Field()},  # which nothing reads
+    TOKENIZE: {
+        **_works(model=TEXT, prompt=TEXT, messages=CONVERSATION, return_token_strs=BOOLEAN),
+        **_CONVERSATION,
+        **_works(parse_special=BOOLEAN, tools=array(OBJECT)),
+    },
+    DETOKENIZE: {**_works(model=TEXT), **_required(tokens=TOKEN_IDS)},
+}
 
 
 def known_fields(
-    kind: str, body: Mapping[str, object], ignore_unknown: bool = False
+    route: str, body: Mapping[str, object], ignore: Callable[[str], object] | None = None
 ) -> dict[str, object]:
-    """The fields that have an effect. ApiError names one that is refused or unknown."""
+    """Return the fields that have an effect. ApiError names one that is refused.
+
+    ignore: called with each unknown name; without it the name is refused.
+    """
+    fields = FIELDS[route]
     found = {}
     for name, value in body.items():
-        field = FIELDS.get(name)
-        if field is None or kind not in field.kinds:
-            if not ignore_unknown:
-                raise ApiError(400, _unknown(kind, name), name)
-        elif value is None or field.is_harmless:
+        known = fields.get(name)
+        if known is None:
+            if ignore is None:
+                raise ApiError(400, _unknown(name, fields), name)
+            if value is not None:
+                ignore(name)
+        elif value is None or known.is_harmless:
             continue
-        elif field.refused is None:
+        elif known.refused is None:
             found[name] = value
-        elif value not in field.neutral:
-            raise ApiError(400, f"{name} {field.refused}", name)
+        elif value not in known.neutral:
+            raise ApiError(400, f"{name} {known.refused}", name)
     return found
 
 
-def _unknown(kind: str, name: str) -> str:
-    allowed = [each for each, field in FIELDS.items() if kind in field.kinds]
-    close = difflib.get_close_matches(name[:100], allowed, n=1)
+def _unknown(name: str, fields: Fields) -> str:
+    close = difflib.get_close_matches(name[:100], fields, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"unknown field {name!r:.100}{hint}"

@@ -11,7 +11,6 @@ from specdec.serve.http.agents.deferred_tools import result_texts, shown_tools
 from specdec.serve.http.agents.translation import (
     Json,
     Knows,
-    Route,
     Translation,
     content_of,
     required_text,
@@ -20,16 +19,9 @@ from specdec.serve.http.agents.translation import (
     with_one_system,
 )
 from specdec.serve.http.api_request import integer
-from specdec.serve.http.errors import ApiError
+from specdec.serve.http.errors import MESSAGES, ApiError
+from specdec.serve.http.fields import COUNT_TOKENS
 
-ROUTE = Route(
-    works={
-        *("messages", "system", "max_tokens", "tools", "tool_choice", "stop_sequences"),
-        *("thinking", "output_config"),
-    },
-    refused={"container": "nothing is run here"},
-    harmless={"metadata", "cache_control", "service_tier", "inference_geo", "speed", "diagnostics"},
-)
 NAMES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
@@ -46,7 +38,7 @@ WANTED_CHOICE = '{"type": "auto", "any", "none", or "tool" with a name}'
 def translated(body: Mapping[str, object], knows: Knows, *, is_count: bool = False) -> Translation:
     """ApiError names what is wrong. is_count: of /v1/messages/count_tokens, without max_tokens."""
     found = Translation(NAMES)
-    given = ROUTE.known(body, found)
+    given = found.take(COUNT_TOKENS if is_count else MESSAGES, body)
     found.body["messages"] = _messages(given, found)
     _take_prefill(found)
     if not is_count:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from specdec.serve.http.agents.translation import (
     Json,
     Knows,
-    Route,
     Translation,
     arguments_text,
     content_of,
@@ -20,25 +19,8 @@ from specdec.serve.http.agents.translation import (
 )
 from specdec.serve.http.api_request import integer
 from specdec.serve.http.errors import ApiError
+from specdec.serve.http.fields import RESPONSES
 
-NO_STATE = "answers are not stored; send the whole conversation"
-ROUTE = Route(
-    works={
-        *("input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text"),
-        *("max_output_tokens", "reasoning", "include", "truncation"),
-    },
-    refused={
-        "previous_response_id": NO_STATE,
-        "conversation": NO_STATE,
-        "background": "answers are not stored; leave it out",
-        "prompt": "prompts are not stored; send the text",
-        "top_logprobs": "/v1/chat/completions has it",
-    },
-    harmless={
-        *("store", "metadata", "user", "service_tier", "safety_identifier", "stream_options"),
-        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "max_tool_calls"),
-    },
-)
 NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -52,7 +34,7 @@ TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reason
 def translated(body: Mapping[str, object], knows: Knows) -> Translation:
     """ApiError names what is wrong."""
     found = Translation(NAMES)
-    given = ROUTE.known(body, found)
+    given = found.take(RESPONSES, body)
     if "input" not in given:
         raise ApiError(400, "input is missing", "input")
     found.body["messages"] = _messages(given)

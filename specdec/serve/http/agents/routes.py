@@ -16,10 +16,8 @@ from specdec.serve.http.api_request import ApiRequest
 from specdec.serve.http.bodies import Bodies, Body
 from specdec.serve.http.chats import Chats, ChatTurn
 from specdec.serve.http.errors import MESSAGES, ApiError, json_response
+from specdec.serve.http.fields import COUNT_TOKENS, RESPONSES
 from specdec.serve.http.generating import Services
-
-RESPONSES = "/v1/responses"
-COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 
 Translate = Callable[[Body, Knows], Translation]
 NewScript = Callable[[Body, ApiRequest], Script]

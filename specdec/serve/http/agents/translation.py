@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from specdec.requests.chat_format import arguments_object
-from specdec.serve.http.api_request import SAME_NAME
 from specdec.serve.http.errors import ApiError
+from specdec.serve.http.fields import FIELDS, known_fields
 
 logger = logging.getLogger("specdec.serve")
 
@@ -25,11 +25,6 @@ MOST_NAMED = 32  # in a header
 MOST_IGNORED = 256  # of one request
 MOST_LOGGED = 1000  # of all requests
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-# fields of this server that work on these routes too, under the same names
-OWN = (
-    *(name for name in SAME_NAME if name != "n"),
-    *("model", "stream", "priority", "logit_bias", "chat_template_kwargs"),
-)
 
 
 @dataclass(slots=True)
@@ -47,6 +42,13 @@ class Translation:
     def ignored(self) -> list[str]:
         """Each name once, in the order of the request."""
         return list(self._ignored)
+
+    def take(self, route: str, body: Mapping[str, object]) -> Json:
+        """Pass on the fields that chat has under the same name; return those to be translated."""
+        known = known_fields(route, body, self.ignore)
+        passed = {name for name in known if FIELDS[route][name].is_chats}
+        self.body |= {name: value for name, value in known.items() if name in passed}
+        return {name: value for name, value in known.items() if name not in passed}
 
     def ignore(self, name: str) -> None:
         """Note a name, unless there are many: the caller chooses how many there are."""
@@ -77,34 +79,6 @@ class Translation:
         if message.startswith(old):
             message = name + message.removeprefix(old)
         return ApiError(error.status, message, name, error.code)
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """works: fields that a translation reads. refused: those whose effect is missing, and why.
-    harmless: those that change nothing anywhere. A value of false or 0 asks for no effect.
-    """
-
-    works: Collection[str]
-    refused: Mapping[str, str]
-    harmless: Collection[str]
-
-    def known(self, body: Mapping[str, object], translation: Translation) -> Json:
-        """The fields that have an effect. ApiError names one that is refused."""
-        found = {}
-        for name, value in body.items():
-            if value is None or name in self.harmless:
-                continue
-            if name in self.works:
-                found[name] = value
-            elif name in self.refused:
-                if value is not False and value != 0:
-                    raise ApiError(400, f"{name} is not supported: {self.refused[name]}", name)
-            elif name in OWN:
-                translation.body[name] = value
-            else:
-                translation.ignore(name)
-        return found
 
 
 class Announced:

@@ -5,13 +5,14 @@ from contextlib import ExitStack
 
 import pytest
 
-from specdec.serve.http.fields import CHAT, COMPLETION, DETOKENIZE, FIELDS, TEXT, TOKENIZE
+from specdec.serve.http.fields import CHAT, COMPLETION, DETOKENIZE, FIELDS, TOKENIZE
 
+TEXT = (CHAT, COMPLETION)
 ROUTES = {
-    CHAT: ("/v1/chat/completions", {"messages": [{"role": "user", "content": "def f("}]}),
-    COMPLETION: ("/v1/completions", {"prompt": "def f("}),
-    TOKENIZE: ("/tokenize", {"prompt": "def f("}),
-    DETOKENIZE: ("/detokenize", {"tokens": [5, 6]}),
+    CHAT: (CHAT, {"messages": [{"role": "user", "content": "def f("}]}),
+    COMPLETION: (COMPLETION, {"prompt": "def f("}),
+    TOKENIZE: (TOKENIZE, {"prompt": "def f("}),
+    DETOKENIZE: (DETOKENIZE, {"tokens": [5, 6]}),
 }
 # a value for each field that works, and what else it needs
 WORKING = {
@@ -76,9 +77,8 @@ WORKING = {
 BY_TEMPLATE = {"reasoning_effort": "low"}
 # they work on a server that allows them
 ALLOWED = {"chat_template": "{{ messages[0].content }}", "priority": 1}
-OF_CONVERSATIONS = {name for name, field in FIELDS.items() if {CHAT, TOKENIZE} <= {*field.kinds}}
-OF_CONVERSATIONS -= {"model"}
-CASES = [(kind, name, field) for name, field in FIELDS.items() for kind in field.kinds]
+OF_CONVERSATIONS = {*FIELDS[CHAT]} & {*FIELDS[TOKENIZE]} - {"model"}
+CASES = [(kind, name, field) for kind in ROUTES for name, field in FIELDS[kind].items()]
 
 
 def body_of(kind, name, value):
@@ -94,9 +94,7 @@ def body_of(kind, name, value):
 
 
 def test_the_examples_cover_the_table():
-    working = {
-        name for name, field in FIELDS.items() if not field.refused and not field.is_harmless
-    }
+    working = {name for _, name, field in CASES if not field.refused and not field.is_harmless}
     assert set(WORKING) | set(ALLOWED) | set(BY_TEMPLATE) == working
 
 
@@ -141,7 +139,7 @@ def test_an_unknown_field_is_named_with_the_likely_one(live):
 
 
 def test_a_null_field_is_an_absent_one(live):
-    body = {name: None for name, field in FIELDS.items() if COMPLETION in field.kinds}
+    body = dict.fromkeys(FIELDS[COMPLETION])
     given = {"prompt": "def f(", "ignore_eos": True}
     assert live.completion(**body | given)["usage"]["completion_tokens"] == 16
 

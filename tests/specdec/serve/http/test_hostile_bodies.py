@@ -9,12 +9,6 @@ import pytest
 
 from specdec.serve.http.fields import CHAT, COMPLETION, DETOKENIZE, FIELDS, TOKENIZE
 
-PATHS = {
-    CHAT: "/v1/chat/completions",
-    COMPLETION: "/v1/completions",
-    TOKENIZE: "/tokenize",
-    DETOKENIZE: "/detokenize",
-}
 GOOD = {
     CHAT: {"messages": [{"role": "user", "content": "def f("}], "max_tokens": 2},
     COMPLETION: {"prompt": "def f(", "max_tokens": 2},
@@ -121,14 +115,14 @@ def test_a_hostile_body_is_refused(live, name):
 @pytest.mark.parametrize("kind", GOOD)
 def test_a_byte_order_mark_before_a_body_is_skipped(live, kind):
     body = codecs.BOM_UTF8 + json.dumps(GOOD[kind]).encode()
-    found = live.post(PATHS[kind], content=body, headers={"Content-Type": "application/json"})
+    found = live.post(kind, content=body, headers={"Content-Type": "application/json"})
     assert found.status_code == 200, found.text
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(6, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", PATHS)
+@pytest.mark.parametrize("kind", GOOD)
 def test_any_value_of_any_field_is_answered_or_refused(live, kind, count):
-    names = [name for name, field in FIELDS.items() if kind in field.kinds]
+    names = [*FIELDS[kind]]
     chance = random.Random(kind)
     for name in names:
         for value in chance.sample(VALUES, count):
@@ -136,12 +130,12 @@ def test_any_value_of_any_field_is_answered_or_refused(live, kind, count):
             if kind in (TOKENIZE, DETOKENIZE):
                 body = json.dumps({**GOOD[kind], name: value})
             headers = {"Content-Type": "application/json"}
-            found = live.post(PATHS[kind], content=body, headers=headers)
+            found = live.post(kind, content=body, headers=headers)
             assert found.status_code == 200 or is_refusal(found), (body, found.text)
 
 
 def test_random_bodies_of_many_fields_are_answered_or_refused(live):
-    names = [name for name, field in FIELDS.items() if COMPLETION in field.kinds]
+    names = [*FIELDS[COMPLETION]]
     chance = random.Random(0)
     for _ in range(100):
         some = {name: chance.choice(VALUES) for name in chance.sample(names, 3)}

@@ -143,8 +143,9 @@ def _check_kinds(params: SamplingParams) -> None:
         check_bool(name, getattr(params, name))
     for name, wanted in LISTS.items():
         value = getattr(params, name)
-        is_bytes = isinstance(value, bytes | bytearray | memoryview)
-        if is_bytes or not isinstance(value, Sequence | Set | None):
+        is_text = isinstance(value, bytes | bytearray | memoryview)
+        is_text = is_text or (isinstance(value, str) and name != "stop")
+        if is_text or not isinstance(value, Sequence | Set | None):
             raise ValueError(f"{name}={value!r}: give {wanted}")
 
 
@@ -188,7 +189,7 @@ def _check_tokens(params: SamplingParams) -> None:
     ):
         raise ValueError(f"logit_bias={bias!r}: give {{token id: number from -100 to 100}}")
     words = params.bad_words or ()
-    if isinstance(words, str) or not all(isinstance(word, str) and word.strip() for word in words):
+    if not all(isinstance(word, str) and word.strip() for word in words):
         raise ValueError(f"bad_words={words!r}: give a list of non-empty strings")
     allowed = params.allowed_token_ids
     if allowed is not None and (len(allowed) == 0 or not all(map(_is_count, allowed))):

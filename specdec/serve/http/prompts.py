@@ -98,6 +98,7 @@ class Prompts:
             raise ApiError(400, "prompt and messages: give one of them", "prompt")
         if "messages" in body:
             return await self.chat(body)
+        self._form(body)  # the fields of a conversation must be right even where there is none
         if not isinstance(body["prompt"], str):
             raise ApiError(400, f"prompt={reprlib.repr(body['prompt'])}: give a string")
         text = body["prompt"]

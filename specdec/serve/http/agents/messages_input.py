@@ -46,10 +46,10 @@ def translated(body: Mapping[str, object], knows: Knows, *, is_count: bool = Fal
         if limit is None:
             raise ApiError(400, "max_tokens is missing", "max_tokens")
         found.body["max_tokens"] = limit
-    stops = given.get("stop_sequences")
+    stops = given.get("stop_sequences", [])
+    if not isinstance(stops, list):
+        raise ApiError(400, f"stop_sequences={stops!r:.200}: give a list of texts")
     if stops:
-        if not isinstance(stops, list):
-            raise ApiError(400, f"stop_sequences={stops!r:.200}: give a list of texts")
         found.body["stop"] = stops
     _take_tools(given, found)
     _take_output(given.get("output_config", {}), found, knows)

@@ -298,6 +298,24 @@ def test_a_wrong_value_is_named(live, kind, name, value):
     assert found.json()["error"]["param"] == name
 
 
+@pytest.mark.parametrize(
+    "path, name, value",
+    [
+        (COMPLETION, "bad_words", ""),
+        (COMPLETION, "stop_token_ids", ""),
+        (TOKENIZE, "add_generation_prompt", 1),
+        (TOKENIZE, "chat_template_kwargs", []),
+        ("/v1/messages", "stop_sequences", ""),
+        ("/v1/messages", "stop_sequences", {}),
+    ],
+)
+def test_a_wrong_value_is_refused_even_where_it_would_have_no_effect(live, path, name, value):
+    good = {COMPLETION: ROUTES[COMPLETION][1], TOKENIZE: ROUTES[TOKENIZE][1]}
+    body = good.get(path, {**ROUTES[CHAT][1], "max_tokens": 1})
+    found = live.post(path, {**body, name: value})
+    assert (found.status_code, name in found.json()["error"]["message"]) == (400, True)
+
+
 @pytest.mark.parametrize("fields, per_round", [({"speculate": False}, 0), ({}, 3)])
 def test_a_request_drafts_as_much_as_it_says(live, fields, per_round):
     usage = live.completion("def f(", max_tokens=2, temperature=0, **fields)["usage"]

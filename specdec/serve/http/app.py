@@ -33,12 +33,14 @@ from specdec.serve.http.api_request import (
 )
 from specdec.serve.http.bodies import Bodies
 from specdec.serve.http.chats import Chats
+from specdec.serve.http.docs import page
 from specdec.serve.http.errors import ApiError, json_response
 from specdec.serve.http.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, known_fields
 from specdec.serve.http.gate import Gate
 from specdec.serve.http.generating import Answer, Services
 from specdec.serve.http.measures import Measures
 from specdec.serve.http.monitor import Monitor
+from specdec.serve.http.openapi import document
 from specdec.serve.http.options import ServerOptions
 from specdec.serve.http.playground import PageFiles, get_route, playground
 from specdec.serve.http.prompts import Encoded, Prompts
@@ -101,6 +103,8 @@ class Application:
             get_route("/v1/models/{name:path}", self.model),
             get_route("/version", self.version),
             get_route("/metrics", self.metrics),
+            get_route("/openapi.json", self.openapi),
+            get_route("/docs", self.docs),
             get_route("/", playground),
             Mount("/page", PageFiles()),
         ]
@@ -206,6 +210,14 @@ class Application:
     async def version(self, request: Request) -> Response:
         """GET /version."""
         return json_response({"version": specdec.__version__})
+
+    async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json."""
+        return json_response(document(self._options))
+
+    async def docs(self, request: Request) -> Response:
+        """GET /docs."""
+        return Response(page(self._options), media_type="text/html")
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics, for Prometheus."""

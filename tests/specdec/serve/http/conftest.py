@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from openai import DefaultHttpxClient, OpenAI
 
 from specdec import AsyncLLM
 from specdec.serve.async_engine import AsyncEngine
@@ -18,22 +19,26 @@ from specdec.serve.http.address import listen
 from specdec.serve.http.options import ServerOptions
 from specdec.serve.http.server import Server
 from specdec.serve.process_llm import ProcessLLM
+from tests.specdec.serve.http.described import Described
 
 DRAFT = {"model": "demo", "num_speculative_tokens": 3}
 SIZES = {"device": "cpu", "max_num_seqs": 16, "max_model_len": 512}
 
 
 class LiveServer:
-    """url: where it listens. server, llm: for reading."""
+    """url: where it listens. server, llm: for reading. described: checks all exchanges."""
 
     def __init__(self, llm: AsyncEngine, **options: object) -> None:
         self.llm = llm
         chosen = {"host": "127.0.0.1", "model_names": ("demo",), **options}
         self._is_ready = threading.Event()
+        self.described = Described(ServerOptions(**chosen))
         self.server = Server(llm, ServerOptions(**chosen), self._is_ready.set)
         self._address = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._address.getsockname()[1]}"
-        self._client = httpx2.Client(base_url=self.url, timeout=60)
+        self._client = httpx2.Client(
+            base_url=self.url, timeout=60, event_hooks=self.described.hooks()
+        )
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
@@ -81,6 +86,11 @@ class LiveServer:
     def run(self, coroutine: Coroutine) -> object:
         """The result of a coroutine in the server's event loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
+
+    def openai(self) -> OpenAI:
+        """Return a client of the openai package. What it sends and gets is checked."""
+        http = DefaultHttpxClient(event_hooks=self.described.hooks())
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=http)
 
     def until_idle(self) -> None:
         """Wait until nothing runs and all blocks are free."""

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import BadRequestError
 
 from specdec.serve.http.batch import BatchLine, answer_line
 
@@ -63,7 +63,7 @@ def test_a_message_of_anthropic_has_its_own_words(live):
 
 
 def test_the_openai_client_raises_a_bad_request(live):
-    with OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
+    with live.openai() as client:
         with pytest.raises(BadRequestError) as chat:
             client.chat.completions.create(model="demo", messages=TURNS)
         with pytest.raises(BadRequestError) as response:

@@ -1,7 +1,7 @@
 """The openai package against the server: what its users do, with what they get."""
 
 import pytest
-from openai import BadRequestError, NotFoundError, OpenAI
+from openai import BadRequestError, NotFoundError
 
 from specdec import LLM, SamplingParams
 from specdec.requests.output import Logprob
@@ -13,7 +13,7 @@ PROMPT = "def fibonacci(n):"
 
 @pytest.fixture(scope="module")
 def client(live):
-    with OpenAI(base_url=live.url + "/v1", api_key="none", max_retries=0) as found:
+    with live.openai() as found:
         yield found
 
 

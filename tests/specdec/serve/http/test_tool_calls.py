@@ -5,7 +5,6 @@ import random
 
 import jsonschema
 import pytest
-from openai import OpenAI
 
 from tests.specdec.serve.http.tool_templates import TEMPLATES, THINKING
 
@@ -50,7 +49,7 @@ def thinker(serve):
 
 
 def client_of(live):
-    return OpenAI(base_url=live.url + "/v1", api_key="none", max_retries=0)
+    return live.openai()
 
 
 def joined(chunks, index=0):

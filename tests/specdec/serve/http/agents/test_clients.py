@@ -32,13 +32,15 @@ LONG = [{"role": "user", "content": "x = 1\n" * 2000}]
 
 @pytest.fixture(scope="module")
 def ours(thinker):
-    with openai.OpenAI(base_url=thinker.url + "/v1", api_key="none", max_retries=0) as found:
+    with thinker.openai() as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def theirs(thinker):
-    with anthropic.Anthropic(base_url=thinker.url, api_key="none", max_retries=0) as found:
+    http = anthropic.DefaultHttpxClient(event_hooks=thinker.described.hooks())
+    given = {"api_key": "none", "max_retries": 0, "http_client": http}
+    with anthropic.Anthropic(base_url=thinker.url, **given) as found:
         yield found
 
 

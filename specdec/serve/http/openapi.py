@@ -143,12 +143,12 @@ def _post(path: str, post: Post) -> Schema:
 
 def _get(path: str, summary: str, kind: str | None, schema: Schema) -> Schema:
     answer: Schema = {"description": "The answer."}
+    responses: Schema = {"200": answer, "default": _error("Error")}
     if kind is not None:
         answer["content"] = {kind: {"schema": schema}}
-    found: Schema = {
-        "summary": summary,
-        "responses": {"200": answer, "default": _error("Error")},
-    }
+    else:
+        responses["503"] = {"description": "Requests would fail."}
+    found: Schema = {"summary": summary, "responses": responses}
     return {**found, "parameters": [NAME]} if "{name}" in path else found
 
 

@@ -43,7 +43,9 @@ class Described:
             problems = self.problems(request.url.path, json.loads(request.read()))
             assert not problems, (request.url.path, problems)
         kind = response.headers.get("content-type", "").partition(";")[0]
-        expected = operation["responses"]["200" if is_answer else "default"].get("content", {})
+        responses = operation["responses"]
+        described = responses.get(str(response.status_code), responses["default"])
+        expected = described.get("content", {})
         assert kind in (expected or [""]), (request.url.path, kind)
         if kind == "application/json":
             problems = self._problems(expected[kind]["schema"], json.loads(response.read()))

@@ -24,11 +24,11 @@ from specdec.serve.http.tools.definitions import (
     Schema,
     ToolUse,
     tool_use,
+    with_names,
     with_parameters,
 )
 from specdec.serve.http.tools.formats import AnswerFormat, answer_format
 from specdec.serve.http.tools.grammar import special_tokens
-from specdec.serve.http.tools.history import with_names
 from specdec.serve.http.tools.message_reader import AnswerReading
 
 Body = Mapping[str, object]

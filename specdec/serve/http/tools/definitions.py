@@ -1,7 +1,10 @@
-"""The tools of a request, and which of them an answer may or must call. OpenAI's fields."""
+"""The tools of a request, which of them an answer may or must call, and their results.
+
+The fields are OpenAI's.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from specdec.arguments import check_bool
@@ -16,7 +19,10 @@ Schema = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """parameters: the JSON schema of an object."""
+    """A tool that an answer may call.
+
+    parameters: the JSON schema of an object.
+    """
 
     name: str
     parameters: Schema
@@ -24,8 +30,9 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """choice: none, auto or required; named: the one that must be called. most: calls, if limited.
+    """What an answer does with tools.
 
+    choice: none, auto or required; named: the one that must be called. most: calls, if limited.
     tools: all that the request has.
     """
 
@@ -36,18 +43,18 @@ class ToolUse:
 
     @property
     def possible(self) -> tuple[Tool, ...]:
-        """The tools that an answer may call."""
+        """Return the tools that an answer may call."""
         if self.choice == "none":
             return ()
         return tuple(each for each in self.tools if self.named in (None, each.name))
 
     def position(self, tool: Tool) -> int:
-        """Where the request has it."""
+        """Return the place of a tool in the request."""
         return self.tools.index(tool)
 
 
 def tool_use(body: Mapping[str, object]) -> ToolUse:
-    """From the fields tools, tool_choice and parallel_tool_calls; ValueError names one of them."""
+    """Read the fields tools, tool_choice and parallel_tool_calls; ValueError names a wrong one."""
     tools = _tools(body.get("tools"))
     choice, named = _choice(body.get("tool_choice"), tools)
     is_parallel = body.get("parallel_tool_calls", True)
@@ -57,7 +64,7 @@ def tool_use(body: Mapping[str, object]) -> ToolUse:
 
 
 def with_parameters(tools: object) -> object:
-    """Tools that have passed `tool_use`, as templates expect them: each with its parameters."""
+    """Give tools that have passed `tool_use` the parameters that templates expect of each."""
     assert isinstance(tools, list)
     none: Schema = {"type": "object", "properties": {}}
     return [
@@ -66,6 +73,25 @@ def with_parameters(tools: object) -> object:
         else {**each, "function": {**each["function"], "parameters": none}}
         for each in tools
     ]
+
+
+def with_names(messages: object) -> object:
+    """Give each result of a tool the name of its call, which some templates want.
+
+    OpenAI's messages tie a result to its call by an id. What is no message is left alone.
+    """
+    if not isinstance(messages, list):
+        return messages
+    names: dict[str, str] = {}
+    found = []
+    for message in messages:
+        if isinstance(message, dict):
+            names.update(_calls(message))
+            name = names.get(str(message.get("tool_call_id")))
+            if message.get("role") == "tool" and message.get("name") is None and name is not None:
+                message = {**message, "name": name}
+        found.append(message)
+    return found
 
 
 def _tools(given: object) -> tuple[Tool, ...]:
@@ -107,7 +133,7 @@ def _parameters(given: object, place: str) -> Schema:
 
 
 def _choice(given: object, tools: Sequence[Tool]) -> tuple[str, str | None]:
-    """The choice, and the tool that it names."""
+    """Return the choice, and the tool that it names."""
     if given is None:
         return ("auto" if tools else "none"), None
     if isinstance(given, str) and given in CHOICES:
@@ -123,3 +149,13 @@ def _choice(given: object, tools: Sequence[Tool]) -> tuple[str, str | None]:
         known = ", ".join(tool.name for tool in tools) or "none"
         raise ValueError(f"tool_choice: no tool is named {name!r:.100}; there are {known:.300}")
     return "required", name
+
+
+def _calls(message: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield ids and names."""
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if isinstance(name, str) and isinstance(call.get("id"), str):
+            yield call["id"], name

@@ -1,8 +1,8 @@
-"""Tools and choices of a request: taken, or an error that names the field."""
+"""Tools and choices of a request are taken, or an error names the field; results get names."""
 
 import pytest
 
-from specdec.serve.http.tools.definitions import tool_use
+from specdec.serve.http.tools.definitions import tool_use, with_names
 
 
 def tool(name="now", **more):
@@ -59,3 +59,33 @@ def test_a_mistake_is_named(fields, words):
     with pytest.raises(ValueError, match=r"tool") as error:
         tool_use(fields)
     assert words in str(error.value)
+
+
+CALLS = [
+    {"id": "a", "type": "function", "function": {"name": "now", "arguments": "{}"}},
+    {"id": "b", "type": "function", "function": {"name": "weather", "arguments": "{}"}},
+]
+ASKED = {"role": "assistant", "content": None, "tool_calls": CALLS}
+
+
+def result(call_id, **more):
+    return {"role": "tool", "tool_call_id": call_id, "content": "x", **more}
+
+
+def test_results_are_named_by_their_calls():
+    messages = [ASKED, result("b"), result("a", name="own"), result("c"), {"role": "user"}]
+    found = with_names(messages)
+    assert [each.get("name") for each in found] == [None, "weather", "own", None, None]
+    assert "name" not in messages[1]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        *(None, "x", [], [5], [{}], [{"tool_calls": 5}], [{"tool_calls": [5, {}]}]),
+        [{"tool_calls": [{"id": [], "function": {"name": "n"}}]}, {"role": "tool"}],
+        [{"tool_calls": [{"id": "a", "function": {"name": []}}]}, {"tool_call_id": []}],
+    ],
+)
+def test_what_is_no_message_is_left_alone(messages):
+    assert with_names(messages) == messages

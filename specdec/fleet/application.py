@@ -29,7 +29,7 @@ DEPLOYMENT = set(inspect.signature(serve.deployment).parameters) - {"_func_or_cl
 
 @serve.ingress()
 class EngineReplica:
-    """An engine, and the routes of `specdec serve` over it."""
+    """Serves the routes of `specdec serve` from one engine."""
 
     def __init__(self, args: EngineArgs) -> None:
         self._llm, application = args.start()
@@ -45,7 +45,7 @@ class EngineReplica:
 
 
 def build_app(args: dict[str, object]) -> serve.Application:
-    """An application for `serve.run`, `serve run` and Serve's configuration files.
+    """Make an application for `serve.run`, `serve run` and Serve's configuration files.
 
     args: the arguments of AsyncLLM (model, speculative_config, max_num_seqs, ...), and
     server: fields of ServerOptions. max_waiting counts in each replica.
@@ -77,7 +77,7 @@ def _mapping(args: Mapping[str, object], name: str) -> dict[str, object]:
 
 
 def _deployment(args: EngineArgs, given: dict[str, object]) -> dict[str, object]:
-    """The arguments of serve.deployment."""
+    """Return the arguments of serve.deployment."""
     refuse_unknown("deployment", given, DEPLOYMENT)
     actor = {"num_gpus": args.num_gpus, **_mapping(given, "ray_actor_options")}
     options: dict[str, object] = {

@@ -57,7 +57,7 @@ class ApiRequest:
 def chat_request(
     body: Mapping[str, object], options: ServerOptions, defaults: Mapping[str, object]
 ) -> ApiRequest:
-    """Of /v1/chat/completions, from known fields."""
+    """Read a request to /v1/chat/completions from its known fields."""
     given = [name for name in ("max_completion_tokens", "max_tokens") if name in body]
     if len(given) == 2 and body["max_tokens"] != body["max_completion_tokens"]:
         raise ApiError(400, "max_completion_tokens and max_tokens differ: give one of them")
@@ -74,7 +74,7 @@ def chat_request(
 def completion_request(
     body: Mapping[str, object], options: ServerOptions, defaults: Mapping[str, object]
 ) -> ApiRequest:
-    """Of /v1/completions, from known fields."""
+    """Read a request to /v1/completions from its known fields."""
     limit = body.get("max_tokens", COMPLETION_TOKENS)
     writes_nothing = is_integer(limit) and limit == 0
     echo = boolean(body, "echo")
@@ -96,7 +96,7 @@ def completion_request(
 def check_room(
     api_request: ApiRequest, prompt_lengths: Iterable[int], max_model_len: int, what: str
 ) -> None:
-    """ContextError if max_tokens reaches beyond the context; a default one is cut there."""
+    """Raise ContextError if max_tokens reaches beyond the context; a default one is cut there."""
     limit, name = api_request.params.max_tokens, api_request.limit_field
     longest = max(prompt_lengths)
     if name is not None and limit is not None and limit > max_model_len - longest:
@@ -157,7 +157,7 @@ def _params(body: Mapping[str, object], sampling: dict[str, object]) -> Sampling
 
 
 def _shallow(name: str, value: object) -> object:
-    """A value, or a list of them: what nests is refused before anything walks over it."""
+    """Refuse what nests before anything walks over it."""
     items = value if isinstance(value, list) and name in LISTS else [value]
     if any(isinstance(each, list | dict) for each in items):
         wanted = LISTS.get(name, "one value")
@@ -166,7 +166,7 @@ def _shallow(name: str, value: object) -> object:
 
 
 def _logit_bias(body: Mapping[str, object]) -> dict[int, object] | None:
-    """JSON has no keys but strings."""
+    """Read token ids from the keys, since JSON has no keys but strings."""
     bias = body.get("logit_bias")
     if bias is None:
         return None
@@ -200,7 +200,7 @@ def model_name(body: Mapping[str, object], options: ServerOptions) -> str:
 
 
 def check_model(name: str, options: ServerOptions) -> None:
-    """ApiError for a model that is not served here."""
+    """Raise ApiError for a model that is not served here."""
     if name not in options.model_names:
         served = ", ".join(options.model_names)
         raise ApiError(404, f"model {name!r:.100}: served is {served}", "model", "model_not_found")
@@ -224,7 +224,7 @@ def _stream_options(body: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def boolean(body: Mapping[str, object], name: str, default: bool = False) -> bool:
-    """A field that is true or false."""
+    """Read a field that is true or false."""
     value = body.get(name)
     if not isinstance(value, bool | None):
         raise ApiError(400, f"{name}={value!r}: give true or false", name)
@@ -232,7 +232,7 @@ def boolean(body: Mapping[str, object], name: str, default: bool = False) -> boo
 
 
 def integer(body: Mapping[str, object], name: str, low: int, high: int) -> int | None:
-    """A field that is an integer from `low` to `high`."""
+    """Read a field that is an integer from `low` to `high`."""
     value = body.get(name)
     if value is None or (is_integer(value) and low <= value <= high):
         return value

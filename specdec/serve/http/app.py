@@ -50,7 +50,7 @@ from specdec.serve.http.traffic import Traffic
 
 
 class Application:
-    """Routes over one engine. `app` is what a server runs."""
+    """Routes requests to one engine. `app` is what a server runs."""
 
     def __init__(self, llm: AsyncEngine, options: ServerOptions) -> None:
         facts = llm.facts
@@ -123,7 +123,7 @@ class Application:
                 self._services.record.close()
 
     async def chat(self, request: Request) -> Response:
-        """POST /v1/chat/completions."""
+        """Answer POST /v1/chat/completions."""
         body = await self._body(request, CHAT)
         turn = await self.chats.turn(body)
         length = len(turn.prompt.token_ids)
@@ -132,7 +132,7 @@ class Application:
         return Answer(self._services, turn.api_request, [turn.prompt], form)
 
     async def completions(self, request: Request) -> Response:
-        """POST /v1/completions."""
+        """Answer POST /v1/completions."""
         body = await self._body(request, COMPLETION)
         api_request = completion_request(body, self._options, self.defaults)
         await check_grammar(self._llm, api_request.params, grammar_field(body))
@@ -148,7 +148,7 @@ class Application:
     async def _completion_form(
         self, api_request: ApiRequest, prompts: list[Encoded]
     ) -> CompletionForm:
-        """With the text that echo repeats."""
+        """Make the form, with the text that echo repeats."""
         token_bytes = self._prompts.tokenizer.token_bytes
         if not api_request.echo:
             return CompletionForm(prompts, token_bytes)
@@ -160,12 +160,12 @@ class Application:
         return CompletionForm(shown, token_bytes)
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models."""
+        """Answer GET /v1/models."""
         data = [self._model(name) for name in self._options.model_names]
         return json_response({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
-        """GET /v1/models/{id}."""
+        """Answer GET /v1/models/{id}."""
         name = str(request.path_params["name"])
         check_model(name, self._options)
         return json_response(self._model(name))
@@ -184,7 +184,7 @@ class Application:
         }
 
     async def tokenize(self, request: Request) -> Response:
-        """POST /tokenize: the token ids of a prompt or a conversation."""
+        """Answer POST /tokenize with the token ids of a prompt or a conversation."""
         body = await self._body(request, TOKENIZE)
         ids = (await self._prompts.tokenize(body)).token_ids
         found: dict[str, object] = {
@@ -197,30 +197,30 @@ class Application:
         return json_response(found)
 
     async def detokenize(self, request: Request) -> Response:
-        """POST /detokenize: the text of token ids."""
+        """Answer POST /detokenize with the text of token ids."""
         body = await self._body(request, DETOKENIZE)
         return json_response({"prompt": await self._prompts.decode(body.get("tokens"))})
 
     async def health(self, request: Request) -> Response:
-        """GET /health and /ping: 503 if requests would fail."""
+        """Answer /health and /ping: 503 if requests would fail."""
         if self.traffic.is_draining or not self._llm.is_well:
             return Response(status_code=503)
         return Response(status_code=200)
 
     async def version(self, request: Request) -> Response:
-        """GET /version."""
+        """Answer GET /version."""
         return json_response({"version": specdec.__version__})
 
     async def openapi(self, request: Request) -> Response:
-        """GET /openapi.json."""
+        """Answer GET /openapi.json."""
         return json_response(document(self._options))
 
     async def docs(self, request: Request) -> Response:
-        """GET /docs."""
+        """Answer GET /docs."""
         return Response(page(self._options), media_type="text/html")
 
     async def metrics(self, request: Request) -> Response:
-        """GET /metrics, for Prometheus."""
+        """Answer GET /metrics, for Prometheus."""
         engine = await self._llm.get_metrics()
         late = await self._llm.num_late_compilations()
         text = self.measures.text(engine, await self._llm.graph_counters(), late)
@@ -239,12 +239,12 @@ def _drop(name: str) -> None:
 
 
 def recommended(llm: AsyncEngine) -> Mapping[str, object]:
-    """The sampling that the checkpoint recommends."""
+    """Return the sampling that the checkpoint recommends."""
     return {name: getattr(llm.facts.recommended, name) for name in RECOMMENDED}
 
 
 def _speculation(facts: EngineFacts) -> dict[str, object] | None:
-    """What drafts, for the page at /; None: nothing does."""
+    """Tell the page at / what drafts; None: nothing does."""
     if facts.draft is None or facts.num_speculative_tokens == 0:
         return None
     return {

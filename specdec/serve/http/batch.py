@@ -56,7 +56,7 @@ class Answered:
 
 
 def read_line(data: bytes) -> BatchLine:
-    """One line as it was given."""
+    """Read one line as it was given."""
     try:
         given = parse(data)
     except ApiError as error:
@@ -110,13 +110,13 @@ async def answer_line(app: ASGIApp, line: BatchLine) -> Answered:
 
 
 def answer_problem(line: BatchLine) -> Answered:
-    """The answer to a line that cannot be asked."""
+    """Write the answer to a line that cannot be asked."""
     error = {"code": line.code, "message": line.problem}
     return Answered(as_json({**_answer(line), "error": error}), True, 0)
 
 
 def begins_answer(data: bytes, line: BatchLine) -> bool:
-    """Whether the bytes are the beginning of an answer to the line, with blanks or without."""
+    """Say whether the bytes begin an answer to the line, with blanks or without."""
     found = BEGINNING.match(data)
     if found is None:
         return False
@@ -132,7 +132,7 @@ def _without_blanks(data: bytes) -> bytes:
 
 
 def _answer(line: BatchLine) -> dict[str, object]:
-    """Neither a response nor an error yet."""
+    """Make an answer with neither a response nor an error yet."""
     name = f"batch_req_{uuid.uuid4().hex}"
     return {"id": name, "custom_id": line.custom_id, "response": None, "error": None}
 
@@ -144,7 +144,7 @@ def _error(body: Mapping[str, object]) -> dict[str, object]:
 
 
 async def _post(app: ASGIApp, path: str, body: bytes) -> tuple[int, str, dict[str, object]]:
-    """The status, request id and JSON of an answer."""
+    """Return the status, request id and JSON of an answer."""
     unread = [body]
     messages: list[Message] = []
 

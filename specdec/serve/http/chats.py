@@ -36,7 +36,7 @@ Body = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """What an answer is generated from, and how its text is read."""
+    """Holds what an answer is generated from, and how its text is read."""
 
     api_request: ApiRequest
     prompt: Encoded
@@ -44,7 +44,7 @@ class ChatTurn:
 
 
 class Chats:
-    """defaults: of sampling."""
+    """Makes chat requests ready. defaults: the sampling of requests that do not say."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Chats:
         self._special = special_tokens(tokens)
 
     async def turn(self, body: Body) -> ChatTurn:
-        """From known fields of /v1/chat/completions; ApiError names one that is wrong."""
+        """Read known fields of /v1/chat/completions; ApiError names one that is wrong."""
         form = self._answer_format(body)
         use = self._tool_use(body, form)
         body = self._with_special(form, use, self.for_template(body, use))
@@ -73,7 +73,7 @@ class Chats:
         return ChatTurn(replace(api_request, params=params), prompt, reading)
 
     def for_template(self, body: Body, use: ToolUse) -> dict[str, object]:
-        """The body with what its template is given: tools that may be called, names, the effort."""
+        """Add what the template is given: tools that may be called, names, the effort."""
         found = {name: value for name, value in body.items() if name != "tools"}
         found["messages"] = with_names(body.get("messages"))
         if use.possible:
@@ -86,11 +86,11 @@ class Chats:
 
     @property
     def format(self) -> AnswerFormat:
-        """Of the server's own chat template."""
+        """Return the format of the server's own chat template."""
         return self._answer_format({})
 
     def knows(self, name: str) -> bool:
-        """Whether the server's chat template reads a variable."""
+        """Say whether the server's chat template reads a variable."""
         return name in self._template({})
 
     def _template(self, body: Body) -> str:
@@ -138,7 +138,7 @@ class Chats:
     def _guided(
         self, body: Body, params: SamplingParams, reading: AnswerReading
     ) -> tuple[AnswerReading, SamplingParams]:
-        """With a grammar of the calls that must be written, or of the answer after the reasoning.
+        """Add a grammar of the calls that must be written, or of the answer after the reasoning.
 
         Another grammar of the request's own begins with the first token of the answer, so there
         is no reasoning to be read.
@@ -188,7 +188,7 @@ def _reading(form: AnswerFormat, use: ToolUse, prompt: str) -> AnswerReading:
 
 
 def _schema(params: SamplingParams) -> Schema | None:
-    """The JSON schema that an answer must follow, if it is one."""
+    """Return the JSON schema that an answer must follow, if it must."""
     if params.structured_outputs is None:
         return None
     kind, text = StructuredOutputsParams.of(params.structured_outputs).source()

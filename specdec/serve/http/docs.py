@@ -55,7 +55,7 @@ def _effect(name: str, field: Field) -> str:
         return field.refused
     if field.is_harmless:
         return "changes nothing here"
-    return "is required" if field.is_required else NEEDS.get(name, "")
+    return "is required" if field.is_required else NEEDS.get(name, "works")
 
 
 def words(schema: Schema) -> str:

@@ -36,7 +36,7 @@ class PageFiles(StaticFiles):
 
 
 async def playground(request: Request) -> Response:
-    """GET /."""
+    """Answer GET /."""
     return FileResponse(FOLDER / "index.html", headers=CACHING)
 
 

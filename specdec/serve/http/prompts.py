@@ -42,7 +42,7 @@ class Encoded:
     token_ids: list[int]
 
     def for_engine(self) -> TokensPrompt:
-        """As AsyncLLM takes it."""
+        """Return the prompt in the form that AsyncLLM takes."""
         prompt: TokensPrompt = {"prompt_token_ids": self.token_ids}
         return prompt if self.text is None else {"prompt": self.text, **prompt}
 
@@ -67,7 +67,7 @@ class Prompts:
     async def completion(
         self, prompt: object, n: int = 1, add_special_tokens: bool = True
     ) -> list[Encoded]:
-        """The field `prompt` of a request for n samples each."""
+        """Encode the field `prompt` of a request for n samples each."""
         spelling = Spelling(add_special_tokens, self._options.parse_special)
         prompts = self._split(prompt)
         if len(prompts) * n > MAX_CHOICES:
@@ -76,7 +76,7 @@ class Prompts:
         return [await self._encoded(each, spelling) for each in prompts]
 
     async def chat(self, body: Mapping[str, object]) -> Encoded:
-        """The conversation of a request, rendered by the chat template."""
+        """Encode the conversation of a request, rendered by the chat template."""
         form = self._form(body)
         spelling = self._spelling(body, add_special_tokens=False)
         _check_number(body.get("messages"))
@@ -93,7 +93,7 @@ class Prompts:
         return Encoded(marked.text, ids)
 
     async def tokenize(self, body: Mapping[str, object]) -> Encoded:
-        """The prompt or the conversation of a request to /tokenize."""
+        """Encode the prompt or the conversation of a request to /tokenize."""
         if ("prompt" in body) == ("messages" in body):
             raise ApiError(400, "prompt and messages: give one of them", "prompt")
         if "messages" in body:
@@ -107,7 +107,7 @@ class Prompts:
         )
 
     async def decode(self, token_ids: object) -> str:
-        """The text of token ids, special tokens included."""
+        """Return the text of token ids, special tokens included."""
         ids = self._checked_ids(token_ids, "tokens")
         return await asyncio.to_thread(self.tokenizer.decode, ids, False)
 
@@ -149,7 +149,7 @@ class Prompts:
     async def _checked(
         self, text: str, encode: Callable[[Tokenizer], list[int]], name: str
     ) -> list[int]:
-        """The ids, if they fit."""
+        """Return the ids, if they fit."""
         self._check_count(math.ceil(len(text) / self._longest), name, is_least=True)
         ids = await self._in_thread(len(text), encode)
         self._check_count(len(ids), name)

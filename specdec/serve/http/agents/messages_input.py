@@ -36,7 +36,7 @@ WANTED_CHOICE = '{"type": "auto", "any", "none", or "tool" with a name}'
 
 
 def translated(body: Mapping[str, object], knows: Knows, *, is_count: bool = False) -> Translation:
-    """ApiError names what is wrong. is_count: of /v1/messages/count_tokens, without max_tokens."""
+    """Translate a message; ApiError names what is wrong. is_count: only its tokens are counted."""
     found = Translation(NAMES)
     given = found.take(COUNT_TOKENS if is_count else MESSAGES, body)
     found.body["messages"] = _messages(given, found)
@@ -81,7 +81,7 @@ def _messages(given: Mapping[str, object], found: Translation) -> list[Json]:
 
 
 def _user(content: object, place: str, role: str) -> list[Json]:
-    """Results of tools, then the text."""
+    """Put results of tools before the text."""
     results: list[Json] = []
     texts = []
     if not isinstance(content, list):
@@ -137,7 +137,7 @@ def _call(block: Json, place: str) -> Json:
 
 
 def _take_prefill(found: Translation) -> None:
-    """A last message of the assistant is the beginning of the answer."""
+    """Begin the answer with a last message of the assistant."""
     messages = found.body["messages"]
     assert isinstance(messages, list)
     if messages and messages[-1]["role"] == "assistant":

@@ -32,7 +32,7 @@ TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reason
 
 
 def translated(body: Mapping[str, object], knows: Knows) -> Translation:
-    """ApiError names what is wrong."""
+    """Translate a request; ApiError names what is wrong."""
     found = Translation(NAMES)
     given = found.take(RESPONSES, body)
     if "input" not in given:
@@ -116,7 +116,7 @@ def _add_call(messages: list[Json], item: Json, place: str) -> None:
 
 
 def _assistant(messages: list[Json], adds: str) -> Json:
-    """The assistant's last message if this still belongs to it, else a new one."""
+    """Return the assistant's last message if this still belongs to it, else a new one."""
     order = ("reasoning", "content", "tool_calls")
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     later = order[order.index(adds) + (adds == "tool_calls") :]
@@ -153,7 +153,7 @@ def _take_tools(given: Mapping[str, object], found: Translation) -> None:
 
 
 def _choice(given: object) -> tuple[object, set[str] | None]:
-    """The choice, and the names of the tools that are allowed, if not all are."""
+    """Return the choice, and the names of the tools that are allowed, if not all are."""
     if not isinstance(given, dict):
         return given, None
     if given.get("type") == "function":

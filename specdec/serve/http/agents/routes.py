@@ -24,7 +24,7 @@ NewScript = Callable[[Body, ApiRequest], Script]
 
 
 class AgentRoutes:
-    """They translate a request to a chat request and write its answer in their own form.
+    """Translates a request to a chat request and writes its answer in the route's own form.
 
     An agent asks for as many tokens as its own model may write, so its limit is cut to the context.
     """
@@ -36,7 +36,7 @@ class AgentRoutes:
         self._announced = Announced()
 
     def routes(self) -> list[Route]:
-        """List them, for the application."""
+        """List the routes, for the application."""
         return [
             Route(RESPONSES, self.responses, methods=["POST"]),
             Route(MESSAGES, self.messages, methods=["POST"]),
@@ -44,17 +44,17 @@ class AgentRoutes:
         ]
 
     async def responses(self, request: Request) -> Response:
-        """POST /v1/responses."""
+        """Answer POST /v1/responses."""
         body, translation = await self._read(request, responses_input.translated)
         return await self._answer(request, body, translation, _responses_script)
 
     async def messages(self, request: Request) -> Response:
-        """POST /v1/messages."""
+        """Answer POST /v1/messages."""
         body, translation = await self._read(request, messages_input.translated)
         return await self._answer(request, body, translation, _messages_script)
 
     async def count_tokens(self, request: Request) -> Response:
-        """POST /v1/messages/count_tokens: of the prompt that the same message would have."""
+        """Count the tokens of the prompt that the same message would have."""
         translate = partial(messages_input.translated, is_count=True)
         _, translation = await self._read(request, translate)
         turn = await self._turn(request, translation)

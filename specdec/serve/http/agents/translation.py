@@ -29,7 +29,9 @@ NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 @dataclass(slots=True)
 class Translation:
-    """body: known fields of /v1/chat/completions. ignored: names of what has no effect.
+    """Holds a request in chat's fields.
+
+    body: known fields of /v1/chat/completions. ignored: names of what has no effect.
 
     names: of chat's fields on this route, for errors.
     """
@@ -40,7 +42,7 @@ class Translation:
 
     @property
     def ignored(self) -> list[str]:
-        """Each name once, in the order of the request."""
+        """Name each once, in the order of the request."""
         return list(self._ignored)
 
     def take(self, route: str, body: Mapping[str, object]) -> Json:
@@ -56,7 +58,7 @@ class Translation:
             self._ignored[name if NAME.fullmatch(name) else "(a strange name)"] = None
 
     def take_effort(self, effort: object, name: str, knows: Knows) -> None:
-        """How much to reason, where the template can be told."""
+        """Pass on how much to reason, where the template can be told."""
         if effort is None:
             return
         if knows("reasoning_effort") or knows("enable_thinking"):
@@ -65,12 +67,12 @@ class Translation:
             self.ignore(name)
 
     def headers(self) -> dict[str, str]:
-        """Of the answer."""
+        """Make the headers of the answer."""
         named = ", ".join(islice(self._ignored, MOST_NAMED))
         return {IGNORED_HEADER: named} if named else {}
 
     def renamed(self, error: ApiError) -> ApiError:
-        """An error of a chat request, with the name that the field has on this route."""
+        """Rename the field of an error to what it is called on this route."""
         name = self.names.get(error.param or "")
         if name is None:
             return error
@@ -88,7 +90,7 @@ class Announced:
         self._names: set[str] = set()
 
     def see(self, path: str, names: Collection[str]) -> None:
-        """Of one request."""
+        """Log the names that are new in a request."""
         new = [name for name in names if name not in self._names]
         if new and len(self._names) < MOST_LOGGED:
             self._names.update(new)
@@ -96,12 +98,12 @@ class Announced:
 
 
 def arguments_text(arguments: str) -> str:
-    """Arguments of a call as a JSON object: a model that wrote none gets them back as a text."""
+    """Write arguments as a JSON object: a model that wrote none gets them back as a text."""
     return json.dumps(arguments_object(arguments), ensure_ascii=False)
 
 
 def texts_of(content: object, place: str, kinds: Collection[str]) -> list[str]:
-    """A content's texts: it is one, or a list of parts of these kinds. ApiError for pictures."""
+    """Read the texts of a content, which may be parts of these kinds. ApiError for pictures."""
     if content is None or content == "":
         return []
     if isinstance(content, str):
@@ -112,7 +114,7 @@ def texts_of(content: object, place: str, kinds: Collection[str]) -> list[str]:
 
 
 def text_of(part: object, place: str, kinds: Collection[str]) -> str:
-    """Of one part."""
+    """Read the text of one part."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or kind not in kinds:
         raise ApiError(400, f"{place}: type {kind!r:.100} given, read are {', '.join(kinds)}")
@@ -123,14 +125,14 @@ def text_of(part: object, place: str, kinds: Collection[str]) -> str:
 
 
 def content_of(texts: list[str]) -> object:
-    """Of a chat message: parts, where there are several."""
+    """Make the content of a chat message: parts, where there are several."""
     if len(texts) == 1:
         return texts[0]
     return [{"type": "text", "text": text} for text in texts] or ""
 
 
 def with_one_system(messages: list[Json]) -> list[Json]:
-    """The first messages of the system as one, since many templates take no second one."""
+    """Join the system's first messages, since many templates take no second one."""
     count = 0
     while count < len(messages) and messages[count]["role"] in ("system", "developer"):
         count += 1
@@ -145,7 +147,7 @@ def with_one_system(messages: list[Json]) -> list[Json]:
 
 
 def required_text(item: Mapping[str, object], name: str, place: str) -> str:
-    """A field that must be a text."""
+    """Read a field that must be a text."""
     value = item.get(name)
     if not isinstance(value, str):
         raise ApiError(400, f"{place}.{name}={value!r:.200}: give text")

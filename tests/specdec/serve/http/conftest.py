@@ -55,7 +55,7 @@ class LiveServer:
         assert self._is_ready.wait(60)
 
     def drain(self) -> None:
-        """Ask a server to end, like SIGTERM."""
+        """Drain as SIGTERM does."""
         self._loop.call_soon_threadsafe(self.server.drain)
 
     def stop(self) -> None:

@@ -5,6 +5,7 @@ from specdec.requests.intake import TextPrompt as TextPrompt
 from specdec.requests.intake import TokensPrompt as TokensPrompt
 from specdec.requests.output import CompletionOutput as CompletionOutput
 from specdec.requests.output import RequestOutput as RequestOutput
+from specdec.requests.params import RequestOutputKind as RequestOutputKind
 from specdec.requests.params import SamplingParams as SamplingParams
 from specdec.requests.structured_outputs import (
     StructuredOutputsParams as StructuredOutputsParams,

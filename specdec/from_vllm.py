@@ -108,9 +108,6 @@ SAMPLING = _advice(
         "give structured_outputs={'json': SCHEMA}, or regex, choice or grammar": "guided_decoding",
         _PROCESSORS: "logits_processors",
         "cut the prompt before: give {'prompt_token_ids': ids[-n:]}": "truncate_prompt_tokens",
-        "outputs of AsyncLLM.generate have the whole text, pieces of LLM.stream what is new": (
-            "output_kind"
-        ),
         "give detokenize=False, and decode the ids": "spaces_between_special_tokens",
         _NOTHING: "extra_args flat_logprobs skip_reading_prefix_cache",
     }

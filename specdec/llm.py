@@ -20,12 +20,12 @@ from specdec.requests.batch import (
     refuse_lora,
 )
 from specdec.requests.chat_format import ChatFormat, Conversation
-from specdec.requests.deltas import Deltas
 from specdec.requests.generation_config import recommended_params
 from specdec.requests.intake import NewRequest, Prompt
 from specdec.requests.metrics import Metric
 from specdec.requests.output import CompletionOutput, RequestOutput
-from specdec.requests.params import SamplingParams
+from specdec.requests.params import RequestOutputKind, SamplingParams
+from specdec.requests.pieces import Pieces, whole_output
 from specdec.requests.progress import Progress
 from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
@@ -87,7 +87,7 @@ class LLM:
         sampling_params: one for all, or one per prompt. priority: one per prompt, lower goes first.
         All requests are checked before any runs; one that fails later ends with finish_reason
         "error", and the others continue. use_tqdm: show on a terminal how many requests are done,
-        tokens per second and the acceptance length.
+        tokens per second and the acceptance length. Outputs are whole, whatever output_kind says.
         """
         check_bool("use_tqdm", use_tqdm)
         refuse_lora(lora_request)
@@ -106,7 +106,7 @@ class LLM:
         ):
             while not self._step_or_end(progress):
                 pass
-        return [request.output() for request in requests]
+        return [whole_output(request) for request in requests]
 
     def chat(
         self,
@@ -149,9 +149,9 @@ class LLM:
     ) -> Generator[CompletionOutput, None, RequestOutput]:
         """Generate for one prompt; yields the new text, token ids and logprobs of one sample.
 
-        Joined, the texts of a sample are its whole text. The last piece of each sample has a
-        finish_reason. Closing the iterator early aborts the request. The generator returns the
-        whole output.
+        Joined, the texts of a sample are its whole text; with output_kind FINAL_ONLY each sample is
+        one piece. The last piece of each sample has a finish_reason. Closing the iterator early
+        aborts the request. The generator returns the whole output.
         """
         params = SamplingParams() if sampling_params is None else sampling_params
         [request] = self._add([NewRequest(prompt=prompt, params=params)])
@@ -160,7 +160,8 @@ class LLM:
         return pieces
 
     def _pieces(self, request: Request) -> Generator[CompletionOutput, None, RequestOutput]:
-        deltas = Deltas(request)
+        reader = Pieces(request)
+        is_whole = request.params.output_kind is RequestOutputKind.FINAL_ONLY
         with self._aborting([request]):
             yield CompletionOutput(index=0, text="", token_ids=[])  # for stream(), not its caller
             is_over = False
@@ -169,10 +170,10 @@ class LLM:
                 with self._turns:
                     if not request.is_finished and self._engine is not None:
                         self._step()
-                    pieces = list(deltas.new())
                     is_over = request.is_finished
+                    pieces = list(reader.new()) if is_over or not is_whole else []
                 yield from pieces
-        return request.output()
+        return whole_output(request)
 
     def _add(self, new: Iterable[NewRequest]) -> list[Request]:
         with self._turns:

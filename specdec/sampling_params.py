@@ -1,6 +1,6 @@
-"""vLLM's import path: `from specdec.sampling_params import SamplingParams`."""
+"""This is vLLM's import path: `from specdec.sampling_params import SamplingParams`."""
 
-from specdec.requests.params import SamplingParams
+from specdec.requests.params import RequestOutputKind, SamplingParams
 from specdec.requests.structured_outputs import StructuredOutputsParams
 
-__all__ = ["SamplingParams", "StructuredOutputsParams"]
+__all__ = ["RequestOutputKind", "SamplingParams", "StructuredOutputsParams"]

@@ -26,6 +26,7 @@ from specdec.options import EngineOptions
 from specdec.requests.intake import NewRequest
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
+from specdec.requests.pieces import whole_output
 from specdec.requests.request import Request
 
 
@@ -210,14 +211,14 @@ def _run(
             llm.engine.step()
             writer.write()
     except KeyboardInterrupt:
-        output = request.output()
+        output = whole_output(request)
         output.finished = False
         writer.end()
         if not options.json:
             _report(output, params)
         raise
     writer.end()
-    return request.output()
+    return whole_output(request)
 
 
 def _writer(

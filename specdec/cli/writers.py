@@ -3,9 +3,9 @@
 from typing import Protocol
 
 from specdec.cli.drafts_view import DraftsView
-from specdec.requests.deltas import Deltas
 from specdec.requests.draft_spans import DraftSpans
 from specdec.requests.output import CompletionOutput
+from specdec.requests.pieces import Pieces
 from specdec.requests.request import Request
 from specdec.requests.stats import RoundRecord
 from specdec.requests.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ class TextWriter:
     """Prints the text of one sample."""
 
     def __init__(self, request: Request) -> None:
-        self._pieces = Deltas(request)
+        self._pieces = Pieces(request)
 
     def write(self) -> None:
         """Print what is new."""

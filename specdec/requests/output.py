@@ -1,6 +1,6 @@
 """What a caller gets back."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from specdec.requests.stats import RequestStats
@@ -20,6 +20,8 @@ class CompletionOutput:
 
     stop_reason: the string or token id that stopped it, or an error's message. logprobs: of each
     token and the best alternatives, by the target's own logits, before any processor.
+    cumulative_logprob counts from the sample's first token, in a piece too. stats: of this sample;
+    a piece has the rounds that brought it, and counts and times so far.
     """
 
     index: int
@@ -29,6 +31,27 @@ class CompletionOutput:
     stop_reason: str | int | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
+    stats: RequestStats = field(default_factory=RequestStats, compare=False)
+
+    def add(self, later: "CompletionOutput") -> None:
+        """Append the piece that the sample wrote next."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.finish_reason = later.finish_reason
+        self.stop_reason = later.stop_reason
+        if self.logprobs is not None:
+            self.logprobs += later.logprobs or []
+        self.cumulative_logprob = later.cumulative_logprob
+        self.stats.add(later.stats)
+
+    def copy(self) -> "CompletionOutput":
+        """Return a copy that does not grow with this one."""
+        return replace(
+            self,
+            token_ids=list(self.token_ids),
+            logprobs=None if self.logprobs is None else list(self.logprobs),
+            stats=self.stats.since(0),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +70,8 @@ class RequestOutput:
     """A request and its outputs. `prompt` is None if token ids were given.
 
     seed: of outputs[0], given or drawn; output i has seed + i. prompt_logprobs: None for the first
-    token of the prompt.
+    token of the prompt. With output_kind DELTA, outputs has only samples that have grown, and
+    prompt_logprobs comes once.
     """
 
     request_id: str
@@ -55,9 +79,31 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
-    stats: RequestStats = field(default_factory=RequestStats)
     seed: int | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+    def add(self, later: "RequestOutput") -> None:
+        """Append the next output of the same request with output_kind DELTA."""
+        own = {each.index: each for each in self.outputs}
+        for piece in later.outputs:
+            if piece.index in own:
+                own[piece.index].add(piece)
+            else:
+                self.outputs.append(piece)
+        self.finished = later.finished
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = later.prompt_logprobs
+
+    def copy(self) -> "RequestOutput":
+        """Return a copy that does not grow with this one; both share what describes the prompt."""
+        return replace(self, outputs=[each.copy() for each in self.outputs])
+
+    @property
+    def stats(self) -> RequestStats:
+        """Statistics of all its outputs together; with output_kind DELTA, of what is new."""
+        if len(self.outputs) == 1:
+            return self.outputs[0].stats
+        return RequestStats.of_samples([each.stats for each in self.outputs])
 
     @property
     def num_cached_tokens(self) -> int:

@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import KW_ONLY, InitVar, dataclass, fields, replace
+from enum import Enum
 from typing import TypeGuard
 
 from specdec.arguments import check_bool, is_integer, plain, refusing_unknown
@@ -33,6 +34,14 @@ NUM_SEEDS = 1 << 64
 MIN_TEMPERATURE = 0.01  # below it, float32 no longer tells logits / temperature apart
 
 
+class RequestOutputKind(Enum):
+    """What each output of AsyncLLM.generate has: the whole text so far, what is new, or the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
 @refusing_unknown(SAMPLING, max_new_tokens="max_tokens")
 @dataclass(slots=True)
 class SamplingParams:
@@ -53,6 +62,8 @@ class SamplingParams:
     end it; ignore_eos. detokenize=False: token ids only, the text stays empty.
     structured_outputs: what the text must follow, StructuredOutputsParams or a dict of its fields;
     the text ends once nothing may follow, min_tokens or not.
+    output_kind: what the outputs of AsyncLLM have: CUMULATIVE, everything so far; DELTA, the new
+    text, tokens and logprobs of each sample; FINAL_ONLY, one output at the end.
 
     Positional arguments are in vLLM's order. A request takes a copy, checked once more.
     """
@@ -83,6 +94,7 @@ class SamplingParams:
     speculate: bool = True
     num_speculative_tokens: int | None = None
     structured_outputs: StructuredOutputsParams | Mapping[str, object] | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     max_new_tokens: InitVar[int | None] = None
 
     def __post_init__(self, max_new_tokens: int | None) -> None:
@@ -147,6 +159,8 @@ def _check_kinds(params: SamplingParams) -> None:
         is_text = is_text or (isinstance(value, str) and name != "stop")
         if is_text or not isinstance(value, Sequence | Set | None):
             raise ValueError(f"{name}={value!r}: give {wanted}")
+    if not isinstance(params.output_kind, RequestOutputKind):
+        raise ValueError(f"output_kind={params.output_kind!r}: give a RequestOutputKind")
 
 
 def _check_choice(params: SamplingParams) -> None:

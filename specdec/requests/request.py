@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from specdec.requests.finish import Finish, FinishRules, find_finish, num_certain_chars
 from specdec.requests.guide import Guide
-from specdec.requests.output import CompletionOutput, Logprob, RequestOutput
+from specdec.requests.output import Logprob
 from specdec.requests.params import SamplingParams
 from specdec.requests.row_start import SamplingStart
 from specdec.requests.sampling_flags import SamplingFlags
@@ -144,37 +144,10 @@ class Request:
         count = len(self.token_ids)
         self.finish = Finish(reason, count, count, stop_reason=message)
 
-    def output(self) -> RequestOutput:
-        """A snapshot for the caller."""
-        samples = self.all_samples
-        first = samples[0]
-        has_prompt_logprobs = self.params.prompt_logprobs is not None
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=list(self.prompt_token_ids),
-            outputs=[sample._completion() for sample in samples],
-            finished=self.is_finished,
-            stats=RequestStats.of_samples([sample.stats for sample in samples]),
-            seed=first.sampling.seed if self.params.temperature > 0 else self.params.seed,
-            prompt_logprobs=list(first.prompt_logprobs) if has_prompt_logprobs else None,
-        )
-
     @property
     def is_finished(self) -> bool:
         """Whether every sample has ended."""
         return all(sample.finish is not None for sample in self.all_samples)
-
-    def _completion(self) -> CompletionOutput:
-        completion = CompletionOutput(self.index, self.text(), list(self.token_ids))
-        if self.finish is not None:
-            completion.finish_reason = self.finish.reason
-            completion.stop_reason = self.finish.stop_reason
-        if self.params.logprobs is not None:
-            completion.logprobs = list(self.logprobs)
-            pairs = zip(self.token_ids, self.logprobs, strict=True)
-            completion.cumulative_logprob = sum(found[token].logprob for token, found in pairs)
-        return completion
 
     def text(self) -> str:
         """While it runs, what is certain; then the full decode, or the text up to a stop string."""

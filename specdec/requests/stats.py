@@ -8,7 +8,7 @@ prefill samples is in no round. A rate over 0 is None.
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 from specdec.requests.draft_tree import depths
 
@@ -210,9 +210,23 @@ class RequestStats(SpeculationStats):
     def __repr__(self) -> str:
         return self._shown((*SHOWN, *REQUEST_FIGURES))
 
+    def since(self, count: int) -> "RequestStats":
+        """Return a copy without the first `count` rounds."""
+        found = replace(self)
+        found._rounds = self._rounds[count:]
+        return found
+
+    def add(self, later: "RequestStats") -> None:
+        """Append the next rounds; counts and times become the later ones."""
+        self._rounds += later._rounds
+        for name in SO_FAR:
+            setattr(self, name, getattr(later, name))
+
     @staticmethod
     def of_samples(parts: "Sequence[RequestStats]") -> "RequestStats":
-        """A copy: the statistics of a request's samples together, rounds sample after sample."""
+        """Copy the statistics of a request's samples together, rounds sample after sample."""
+        if not parts:
+            return RequestStats()
         firsts = [part.first_token_time for part in parts if part.first_token_time is not None]
         lasts = [part.last_token_time for part in parts if part.last_token_time is not None]
         together = RequestStats(
@@ -263,3 +277,6 @@ class RequestStats(SpeculationStats):
     def as_dict(self) -> dict[str, object]:
         own = {name: getattr(self, name) for name in REQUEST_FIGURES}
         return SpeculationStats.as_dict(self) | own
+
+
+SO_FAR = tuple(each.name for each in fields(RequestStats) if each.init)  # all but the rounds

@@ -19,10 +19,9 @@ from specdec.arguments import is_integer
 from specdec.requests.intake import NewRequest, Prompt
 from specdec.requests.metrics import Metric
 from specdec.requests.output import RequestOutput
-from specdec.requests.params import SamplingParams
+from specdec.requests.params import RequestOutputKind, SamplingParams
 from specdec.serve.engine_facts import EngineFacts
 from specdec.serve.engine_thread import (
-    Answering,
     EngineDeadError,
     EngineSilentError,
     Listener,
@@ -62,7 +61,7 @@ class AsyncEngine:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._postmen: WeakKeyDictionary[asyncio.AbstractEventLoop, Postman] = WeakKeyDictionary()
+        self._wakers: WeakKeyDictionary[asyncio.AbstractEventLoop, Waker] = WeakKeyDictionary()
         # at the latest when this object is collected or the interpreter exits
         weakref.finalize(self, host.close)
 
@@ -97,26 +96,38 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the whole output so far as it grows; the last one has finished=True.
+        """Yield the output as it grows, as output_kind says; the last one has finished=True.
 
-        The request begins with the first iteration. A slow reader skips intermediate outputs and
-        never delays others. Leaving early (a break with aclose(), a cancelled task) aborts the
-        request. request_id: for `abort`; None draws one. priority: lower goes first. ValueError
-        says what is wrong with the request.
+        By default each output is whole. The request begins with the first iteration. A slow reader
+        skips intermediate outputs, or with DELTA gets several as one, and never delays others.
+        Leaving early (a break with aclose(), a cancelled task) aborts the request. request_id: for
+        `abort`; None draws one. priority: lower goes first. ValueError says what is wrong with the
+        request.
         """
         _check_names(request_id, priority)
         name = uuid.uuid4().hex if request_id is None else request_id
         params = SamplingParams() if sampling_params is None else sampling_params
         new = NewRequest(prompt=prompt, params=params, priority=priority, request_id=name)
+        kind = params.output_kind if isinstance(params, SamplingParams) else None  # refused below
         new = await self._prepared(new)
-        mailbox = Mailbox(self._postman())
+        mailbox = Mailbox(self._waker())
+        whole: RequestOutput | None = None
         is_over = False
         try:
             await self._answer(lambda: self._host.add(new, mailbox.put))
             while not is_over:
                 output = await self._next_output(mailbox)
                 is_over = output.finished
-                yield output
+                whole = whole or output
+                if kind is RequestOutputKind.DELTA:
+                    output.prompt = whole.prompt
+                    output.prompt_token_ids = whole.prompt_token_ids
+                    yield output
+                    continue
+                if output is not whole:
+                    whole.add(output)
+                if is_over or kind is RequestOutputKind.CUMULATIVE:
+                    yield whole.copy()
         finally:
             if not is_over:
                 self._host.abort(name, mailbox.put)
@@ -161,9 +172,9 @@ class AsyncEngine:
         if seconds > most:
             raise EngineSilentError(seconds)
 
-    def _postman(self) -> "Postman":
+    def _waker(self) -> "Waker":
         loop = asyncio.get_running_loop()
-        return self._postmen.setdefault(loop, Postman(loop))
+        return self._wakers.setdefault(loop, Waker(loop))
 
     @property
     def is_running(self) -> bool:
@@ -192,8 +203,8 @@ class AsyncEngine:
         await asyncio.to_thread(self.shutdown)
 
 
-class Postman:
-    """Wakes readers of one event loop: all whose outputs come while it is on its way, at once.
+class Waker:
+    """Wakes readers of one event loop: all whose outputs come before it has run, at once.
 
     Waking a loop from another thread is a system call, which 32 requests a step would pay 32 times.
     """
@@ -206,12 +217,12 @@ class Postman:
     def wake(self, reader: asyncio.Event) -> bool:
         """In any thread. False if the loop is closed."""
         with self._lock:
-            is_on_its_way = bool(self._full)
+            is_scheduled = bool(self._full)
             self._full.append(reader)
         loop = self._loop()
         if loop is None:
             return False
-        if is_on_its_way:
+        if is_scheduled:
             return not loop.is_closed()
         try:
             loop.call_soon_threadsafe(self._deliver)
@@ -233,38 +244,39 @@ class Postman:
 
 
 class Mailbox:
-    """The latest output of one request, on its way from the engine's thread to an event loop.
+    """What one request has gained, on its way from the engine's thread to an event loop.
 
-    Outputs are cumulative, so a newer one replaces one that was not fetched: a slow reader costs no
-    memory and is woken once.
+    Outputs that were not fetched are joined: a slow reader loses nothing and is woken once.
     """
 
-    def __init__(self, postman: Postman) -> None:
-        self._postman = postman
+    def __init__(self, waker: Waker) -> None:
+        self._waker = waker
         self._is_full = asyncio.Event()
         self._lock = threading.Lock()
-        self._latest: RequestOutput | EngineDeadError | None = None
+        self._new: RequestOutput | EngineDeadError | None = None
 
     async def get(self) -> RequestOutput:
-        """Wait for an output newer than the last one."""
+        """Wait for what has come since the last call."""
         await self._is_full.wait()
         self._is_full.clear()
         with self._lock:
-            latest, self._latest = self._latest, None
-        assert latest is not None, "woken without an output"
-        if isinstance(latest, EngineDeadError):
-            raise latest
-        return latest
+            new, self._new = self._new, None
+        assert new is not None, "woken without an output"
+        if isinstance(new, EngineDeadError):
+            raise new
+        return new
 
-    def put(self, item: Answering | EngineDeadError) -> bool:
-        """In the thread in which a request grows. False if the loop is closed."""
-        found = item if isinstance(item, EngineDeadError) else item.output()
+    def put(self, item: RequestOutput | EngineDeadError) -> bool:
+        """Add an output, in the thread in which a request grows. False if the loop is closed."""
         with self._lock:
-            was_empty = self._latest is None
-            self._latest = found
+            was_empty = self._new is None
+            if isinstance(self._new, RequestOutput) and isinstance(item, RequestOutput):
+                self._new.add(item)
+            else:
+                self._new = item
         if not was_empty:  # the reader is being woken already, if its loop is open
-            return self._postman.is_open
-        return self._postman.wake(self._is_full)
+            return self._waker.is_open
+        return self._waker.wake(self._is_full)
 
 
 def _check_names(request_id: object, priority: object) -> None:

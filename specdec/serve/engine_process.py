@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 from specdec.config import SpeculativeConfig
 from specdec.llm import LLM
 from specdec.requests.intake import NewRequest
+from specdec.requests.output import RequestOutput
 from specdec.serve.engine_facts import EngineFacts
 from specdec.serve.engine_thread import EngineDeadError, Listener
-from specdec.serve.news import Account, News
 from specdec.serve.worker_process import WorkerProcess
 
 logger = logging.getLogger("specdec")
@@ -64,7 +64,7 @@ class EngineProcess:
     def __init__(self, start: EngineStart, worker: WorkerProcess | None = None) -> None:
         self._lock = threading.RLock()
         # a request has a number in the pipe: a name may come again once its abort is sent
-        self._requests: dict[str, tuple[Account, Listener]] = {}  # by number
+        self._requests: dict[str, tuple[str, Listener]] = {}  # names, by number
         self._numbers: dict[str, str] = {}  # by name
         self._calls: dict[int, tuple[Future[Any], str | None]] = {}  # and the request that it adds
         self._counter = itertools.count()
@@ -81,7 +81,7 @@ class EngineProcess:
             raise
         self._beat = Beat(0.0)
         self._beat_at = time.monotonic()
-        self._reader = threading.Thread(target=self._read, name="specdec-news", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="specdec-outputs", daemon=True)
         self._sender = threading.Thread(target=self._send, name="specdec-calls", daemon=True)
         self._reader.start()
         self._sender.start()
@@ -110,7 +110,7 @@ class EngineProcess:
                 return _failed(ValueError(f"request_id {name!r} {words}"))
             number = str(next(self._counter))
             self._numbers[name] = number
-            self._requests[number] = Account(name), listener
+            self._requests[number] = name, listener
         try:
             return self.ask("add", replace(new, request_id=number), adds=number)
         except BaseException:  # it cannot be pickled
@@ -197,13 +197,13 @@ class EngineProcess:
                     self._beat_at = time.monotonic()
                     self._beat = found
                 elif isinstance(found, list):
-                    self._tell(found)
+                    self._deliver(found)
                 else:
                     self._answer(*found)
         except (EOFError, OSError):
             pass
         except BaseException as error:
-            logger.exception("news of the engine cannot be read: running requests are lost")
+            logger.exception("outputs of the engine cannot be read: running requests are lost")
             last = EngineDeadError(f"the engine has failed: {type(error).__name__}: {error}")
             self._process.kill()
         status = self._process.wait()
@@ -212,16 +212,16 @@ class EngineProcess:
             logger.error("%s: running requests are lost, no more are taken", last)
         self._finish(last)
 
-    def _tell(self, every: list[News]) -> None:
-        for news in every:
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            number = output.request_id
             with self._lock:
-                account, listener = self._requests[news.request_id]
-            account.take(news)
-            if account.is_finished:
-                self._forget(news.request_id)
-            if not listener(account) and not account.is_finished:
-                logger.info("request %s: its event loop is closed", account.request_id)
-                self.abort(account.request_id, listener)
+                output.request_id, listener = self._requests[number]
+            if output.finished:
+                self._forget(number)
+            if not listener(output) and not output.finished:
+                logger.info("request %s: its event loop is closed", output.request_id)
+                self.abort(output.request_id, listener)
 
     def _answer(self, number: int, is_error: bool, value: Any) -> None:
         with self._lock:
@@ -239,8 +239,8 @@ class EngineProcess:
         """A request that has ended, or was never begun; maybe all have ended meanwhile."""
         with self._lock:
             found = self._requests.pop(number, None)
-            if found is not None and self._numbers.get(found[0].request_id) == number:
-                del self._numbers[found[0].request_id]
+            if found is not None and self._numbers.get(found[0]) == number:
+                del self._numbers[found[0]]
 
     def _finish(self, end: EngineDeadError) -> None:
         with self._lock:

@@ -17,12 +17,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from specdec.engine import Engine
 from specdec.kernels import COMPILING
 from specdec.requests.intake import NewRequest
 from specdec.requests.output import RequestOutput
+from specdec.requests.pieces import Pieces
 from specdec.requests.request import Request
 
 logger = logging.getLogger("specdec")
@@ -43,16 +44,10 @@ class EngineSilentError(EngineDeadError):
         super().__init__(f"the engine has made no progress or given no answer for {seconds:.0f} s")
 
 
-class Answering(Protocol):
-    """A request that grows."""
-
-    def output(self) -> RequestOutput:
-        """A snapshot."""
-
-
-# Receives a request that has grown, or the error after which it will not. Called in the thread in
-# which it grows, so it must not wait. Returns False if it cannot deliver: the request is aborted.
-Listener = Callable[[Answering | EngineDeadError], bool]
+# Receives what a request has gained, as outputs of kind DELTA whose first alone has the prompt, or
+# the error after which no more come. Called in the thread in which the request grows, so it must
+# not wait. Returns False if it cannot deliver: the request is aborted.
+Listener = Callable[[RequestOutput | EngineDeadError], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +85,8 @@ class EngineThread:
         self._engine = engine
         self._delivered = delivered
         self._commands: SimpleQueue[Command[object] | None] = SimpleQueue()  # None: stop
-        self._listeners: dict[str, Listener] = {}  # by request id, touched by the thread only
+        # by request id, touched by the thread only
+        self._running: dict[str, tuple[Pieces, Listener]] = {}
         # reentrant: the garbage collector may call close() from anywhere
         self._lock = threading.RLock()
         self._is_over = False  # under the lock: no command is queued after the end
@@ -206,7 +202,7 @@ class EngineThread:
             command = self._commands.get()
             if command is not None:
                 command.refuse(self._dead_error())
-        for listener in self._listeners.values():
+        for _, listener in self._running.values():
             listener(self._dead_error())
 
     def _forked_error(self) -> EngineDeadError:
@@ -227,26 +223,27 @@ class EngineThread:
 
     def _add(self, new: NewRequest, listener: Listener) -> None:
         assert new.request_id is not None
-        if new.request_id in self._listeners:
+        if new.request_id in self._running:
             given = f"request_id {new.request_id!r}"
             raise ValueError(f"{given} is already running: give each request an id of its own")
-        self._engine.add_requests([new])
-        self._listeners[new.request_id] = listener
+        [request] = self._engine.add_requests([new])
+        self._running[new.request_id] = Pieces(request), listener
 
     def _abort(self, request_id: str, listener: Listener | None) -> bool:
-        if request_id not in self._listeners or listener not in (None, self._listeners[request_id]):
+        _, running = self._running.get(request_id, (None, None))
+        if running is None or listener not in (None, running):
             return False
         self._deliver(self._engine.abort(request_id))
         return True
 
     def _deliver(self, changed: Iterable[Request]) -> None:
-        for request in {sample.request_id: sample for sample in changed}.values():
-            listener = self._listeners[request.request_id]
-            if request.is_finished:
-                del self._listeners[request.request_id]
-            is_delivered = listener(request)
-            if not is_delivered and not request.is_finished:
-                name = request.request_id
+        for name in dict.fromkeys(sample.request_id for sample in changed):
+            pieces, listener = self._running[name]
+            output = pieces.output()
+            if output.finished:
+                del self._running[name]
+            is_delivered = listener(output)
+            if not is_delivered and not output.finished:
                 logger.info("request %s: its event loop is closed, so it is aborted", name)
                 self._deliver(self._engine.abort(name))
         if self._delivered is not None:

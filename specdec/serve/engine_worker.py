@@ -26,16 +26,15 @@ from specdec.kernels.compilations import compilations
 from specdec.llm import LLM
 from specdec.requests.intake import NewRequest
 from specdec.requests.metrics import Metric
+from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
-from specdec.requests.request import Request
 from specdec.serve.engine_facts import EngineFacts
 from specdec.serve.engine_process import BEAT_SECONDS, CLOSING_SECONDS, Beat, EngineStart
-from specdec.serve.engine_thread import Answering, EngineDeadError, EngineThread
-from specdec.serve.news import News, Reporter
+from specdec.serve.engine_thread import EngineDeadError, EngineThread
 
 logger = logging.getLogger("specdec")
 
-Message = list[News] | tuple[int, bool, Any] | EngineDeadError | Beat
+Message = list[RequestOutput] | tuple[int, bool, Any] | EngineDeadError | Beat
 FAILED = 1  # exit status
 # The pipe says when to end: a service manager may signal both processes, and only the other one
 # ends in order. A terminal may stop a background process that writes to it.
@@ -85,7 +84,7 @@ class Worker:
         self._llm = llm
         self._pipe = pipe
         self._outbox: SimpleQueue[Message | None] = SimpleQueue()  # None: nothing more comes
-        self._news: list[News] = []  # of this step; touched by the engine's thread only
+        self._outputs: list[RequestOutput] = []  # of this step; touched by the engine's thread only
         self._engine = EngineThread(llm.engine, self._post)
         self._pool = ThreadPoolExecutor(max_workers=2)  # grammars
         self._beat_at = time.monotonic()  # the next one
@@ -107,7 +106,7 @@ class Worker:
 
     def add(self, new: NewRequest) -> Future[None]:
         """Begin a request."""
-        return self._engine.add(new, self._listener())
+        return self._engine.add(new, self._listen)
 
     def abort(self, request_id: str) -> Future[bool]:
         """End one."""
@@ -136,24 +135,16 @@ class Worker:
 
     # in the engine's thread
 
-    def _listener(self) -> Callable[[Answering | EngineDeadError], bool]:
-        reporters: list[Reporter] = []  # none before the request has grown
-
-        def listen(grown: Answering | EngineDeadError) -> bool:
-            if not isinstance(grown, EngineDeadError):  # which is sent for all requests at once
-                assert isinstance(grown, Request)
-                if not reporters:
-                    reporters.append(Reporter(grown))
-                self._news.append(reporters[0].news())
-            return True
-
-        return listen
+    def _listen(self, new: RequestOutput | EngineDeadError) -> bool:
+        if not isinstance(new, EngineDeadError):  # which is sent for all requests at once
+            self._outputs.append(new)
+        return True
 
     def _post(self) -> None:
-        """What a step has brought, in one message."""
-        if self._news:
-            self._outbox.put(self._news)
-            self._news = []
+        """Send what a step has brought, in one message."""
+        if self._outputs:
+            self._outbox.put(self._outputs)
+            self._outputs = []
 
     # the pipe
 

@@ -14,12 +14,19 @@ from unittest import mock
 import pytest
 import torch
 
-from specdec import LLM, AsyncLLM, EngineDeadError, RequestOutput, SamplingParams
+from specdec import (
+    LLM,
+    AsyncLLM,
+    CompletionOutput,
+    EngineDeadError,
+    RequestOutput,
+    SamplingParams,
+)
 from specdec.guided.guides import Guides
 from specdec.requests.structured_outputs import StructuredOutputsParams
 from specdec.requests.tokenizer import Tokenizer
 from specdec.serve import async_llm
-from specdec.serve.async_engine import Mailbox, Postman
+from specdec.serve.async_engine import Mailbox, Waker
 
 ROOT = Path(__file__).parents[2]
 NUM_TOKENS = 24
@@ -494,21 +501,16 @@ def test_chat_writes_the_conversation_by_its_template(shared, greedy):
     assert output.outputs == expected.outputs
 
 
-class Grown:
-    """A request that has an output and nothing else."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def output(self):
-        return RequestOutput(self.name, None, [], [], False)
+def grown(text, **ending):
+    """A piece of one sample."""
+    return RequestOutput("0", None, [], [CompletionOutput(0, text, [7], **ending)], False)
 
 
-def test_an_output_that_replaces_another_wakes_its_reader_once():
+def test_outputs_that_were_not_fetched_come_as_one_and_wake_their_reader_once():
     async def read():
         loop = asyncio.get_running_loop()
-        mailbox = Mailbox(Postman(loop))
-        first, second = map(Grown, "ab")
+        mailbox = Mailbox(Waker(loop))
+        first, second = map(grown, "ab")
         reader = asyncio.create_task(mailbox.get())
         await asyncio.sleep(0)
         mailbox.put(first)
@@ -516,27 +518,27 @@ def test_an_output_that_replaces_another_wakes_its_reader_once():
         found = await reader
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(mailbox.get(), 0.02)
-        return found.request_id
+        return found.outputs
 
-    assert asyncio.run(read()) == "b"
+    assert asyncio.run(read()) == [CompletionOutput(0, "ab", [7, 7])]
 
 
 def test_one_call_wakes_all_readers_of_a_loop():
     async def read():
         loop = asyncio.get_running_loop()
-        postman = Postman(loop)
-        mailboxes = [Mailbox(postman) for _ in range(3)]
+        waker = Waker(loop)
+        mailboxes = [Mailbox(waker) for _ in range(3)]
         readers = [asyncio.create_task(mailbox.get()) for mailbox in mailboxes]
         await asyncio.sleep(0)
         with mock.patch.object(
             loop, "call_soon_threadsafe", wraps=loop.call_soon_threadsafe
         ) as wake:
             assert all(
-                mailbox.put(Grown(name)) for mailbox, name in zip(mailboxes, "abc", strict=True)
+                mailbox.put(grown(name)) for mailbox, name in zip(mailboxes, "abc", strict=True)
             )
-            found = [(await reader).request_id for reader in readers]
-            assert mailboxes[1].put(Grown("d"))  # nothing is on its way any more
-            again = (await mailboxes[1].get()).request_id
+            found = [(await reader).outputs[0].text for reader in readers]
+            assert mailboxes[1].put(grown("d"))  # nothing is on its way any more
+            again = (await mailboxes[1].get()).outputs[0].text
         return found, again, wake.call_count
 
     assert asyncio.run(read()) == (["a", "b", "c"], "d", 2)
@@ -544,9 +546,9 @@ def test_one_call_wakes_all_readers_of_a_loop():
 
 def test_a_closed_loop_takes_no_outputs():
     loop = asyncio.new_event_loop()
-    mailbox = Mailbox(Postman(loop))
+    mailbox = Mailbox(Waker(loop))
     loop.close()
-    assert not any(mailbox.put(Grown("a")) for _ in range(2))
+    assert not any(mailbox.put(grown("a")) for _ in range(2))
 
 
 def test_a_template_that_hangs_does_not_hold_up_other_requests(shared, greedy):

@@ -11,6 +11,7 @@ from graphs.modes import CUDAGraphMode
 from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig, graph_modes
 from specdec.requests.params import SamplingParams
+from specdec.requests.pieces import whole_output
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import EngineSizes
@@ -104,7 +105,7 @@ def run(engine, requests):
     added = engine.add_requests(requests)
     while engine.has_unfinished:
         engine.step()
-    return [request.output() for request in added], engine.runner.graphs.counters()
+    return [whole_output(request) for request in added], engine.runner.graphs.counters()
 
 
 def rounds(outputs):

@@ -10,6 +10,7 @@ import torch
 
 from graphs.tape.backend import TapeBackend
 from specdec import LLM, SamplingParams
+from specdec.requests.pieces import whole_output
 from specdec.sampler import sampler
 from specdec.sizes import BLOCK_SIZE
 from specdec.start import load
@@ -408,7 +409,10 @@ def test_an_abort_at_any_moment_frees_everything_and_leaves_the_others(
     while engine.has_unfinished:
         engine.step()
     engine.drain()
-    assert (gone.output().outputs[0].finish_reason, stays.output().outputs[0].finish_reason) == (
+    assert (
+        whole_output(gone).outputs[0].finish_reason,
+        whole_output(stays).outputs[0].finish_reason,
+    ) == (
         "abort",
         "length",
     )

@@ -3,35 +3,48 @@
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
-from specdec.requests.output import Logprob, RequestOutput
+from specdec.requests.draft_spans import DraftRound
+from specdec.requests.output import CompletionOutput, Logprob, RequestOutput
 from specdec.serve.http.api_request import ApiRequest
 from specdec.serve.http.chat_messages import ChatDeltas, chat_message, finish_reason
-from specdec.serve.http.pieces import Piece, best, clamped
 from specdec.serve.http.prompts import Encoded
 from specdec.serve.http.tools.message_reader import AnswerReading
 
 Json = dict[str, object]
 TokenBytes = Callable[[int], bytes]
 
+LEAST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of one choice: the piece `new`, by which the output of a prompt has grown.
+
+    position: of the prompt in the request. output: of the prompt, so far. rounds: what was drafted,
+    if the request asks for it; a round comes once its text is certain.
+    """
+
+    position: int
+    output: RequestOutput
+    new: CompletionOutput
+    is_first: bool
+    rounds: Sequence[DraftRound] = ()
+
 
 class Form(Protocol):
-    """How a route writes choices. position: of a prompt in the request."""
+    """How a route writes choices."""
 
     prefix: str  # of the ids of answers
     name: str
     chunk_name: str
 
-    def choice(
-        self, api_request: ApiRequest, position: int, output: RequestOutput, piece: Piece
-    ) -> Json:
+    def choice(self, api_request: ApiRequest, part: Part) -> Json:
         """A choice that is whole."""
 
-    def chunk_choices(
-        self, api_request: ApiRequest, position: int, output: RequestOutput, piece: Piece
-    ) -> list[Json]:
+    def chunk_choices(self, api_request: ApiRequest, part: Part) -> list[Json]:
         """Parts of a choice in a stream, in order."""
 
 
@@ -93,43 +106,41 @@ class ChatForm:
         self._token_bytes = token_bytes
         self._deltas: dict[int, ChatDeltas] = {}
 
-    def choice(
-        self, api_request: ApiRequest, position: int, output: RequestOutput, piece: Piece
-    ) -> Json:
-        """With the message."""
+    def choice(self, api_request: ApiRequest, part: Part) -> Json:
+        """Write a message."""
+        piece = part.new
         message = self._reading.message(piece.text, is_cut=piece.finish_reason == "length")
         reason = finish_reason(piece.finish_reason, bool(message.calls))
         head: Json = {"index": piece.index, "message": chat_message(message)}
-        return {**head, **self._rest(api_request, output, piece), "finish_reason": reason}
+        return {**head, **self._rest(api_request, part), "finish_reason": reason}
 
-    def chunk_choices(
-        self, api_request: ApiRequest, position: int, output: RequestOutput, piece: Piece
-    ) -> list[Json]:
-        """With what the message grows by, a kind of text each. Tokens are in the first one."""
+    def chunk_choices(self, api_request: ApiRequest, part: Part) -> list[Json]:
+        """Write what the message grows by, a kind of text each, with all tokens in the first."""
+        piece = part.new
         if piece.index not in self._deltas:
             self._deltas[piece.index] = ChatDeltas(self._reading)
         deltas = self._deltas[piece.index]
         has_tokens = api_request.returns_token_ids or api_request.params.logprobs is not None
-        has_tokens = has_tokens or bool(piece.rounds)
+        has_tokens = has_tokens or bool(part.rounds)
         found = deltas.new(piece.text, piece.finish_reason, has_tokens)
         ends: Json = {"finish_reason": None, "stop_reason": None}
         choices: list[Json] = [
             {"index": piece.index, "delta": delta, "logprobs": None, **ends} for delta in found
         ]
         if choices:
-            choices[0] |= self._rest(api_request, output, piece) | ends
+            choices[0] |= self._rest(api_request, part) | ends
             reason = finish_reason(piece.finish_reason, deltas.has_calls)
             choices[-1] |= {"finish_reason": reason, "stop_reason": piece.stop_reason}
         return choices
 
-    def _rest(self, api_request: ApiRequest, output: RequestOutput, piece: Piece) -> Json:
+    def _rest(self, api_request: ApiRequest, part: Part) -> Json:
         return {
-            "logprobs": self._logprobs(api_request, piece),
-            "stop_reason": piece.stop_reason,
-            **_extras(api_request, output, piece),
+            "logprobs": self._logprobs(api_request, part.new),
+            "stop_reason": part.new.stop_reason,
+            **_extras(api_request, part),
         }
 
-    def _logprobs(self, api_request: ApiRequest, piece: Piece) -> Json | None:
+    def _logprobs(self, api_request: ApiRequest, piece: CompletionOutput) -> Json | None:
         count = api_request.params.logprobs
         if piece.logprobs is None or count is None:
             return None
@@ -137,7 +148,7 @@ class ChatForm:
         content = [
             {
                 **self._named(token, found),
-                "top_logprobs": [self._named(each, found) for each in best(found, count)],
+                "top_logprobs": [self._named(each, found) for each in _best(found, count)],
             }
             for token, found in pairs
         ]
@@ -146,7 +157,7 @@ class ChatForm:
     def _named(self, token: int, found: dict[int, Logprob]) -> Json:
         data = self._token_bytes(token)
         text = data.decode("utf-8", "replace")
-        return {"token": text, "logprob": clamped(found[token].logprob), "bytes": list(data)}
+        return {"token": text, "logprob": _clamped(found[token].logprob), "bytes": list(data)}
 
 
 class CompletionForm:
@@ -161,49 +172,40 @@ class CompletionForm:
         self._token_bytes = token_bytes
         self._offsets: dict[tuple[int, int], int] = {}  # after the last piece of each choice
 
-    def choice(
-        self, api_request: ApiRequest, position: int, output: RequestOutput, piece: Piece
-    ) -> Json:
-        """After the prompt, if it was asked for."""
-        has_prompt = api_request.echo and piece.is_first
-        prompt = (self._prompts[position].text or "") if has_prompt else ""
+    def choice(self, api_request: ApiRequest, part: Part) -> Json:
+        """Write text, after the prompt if it was asked for."""
+        has_prompt = api_request.echo and part.is_first
         if api_request.writes_nothing:
-            rows = None if piece.logprobs is None else piece.logprobs[:0]
-            piece = Piece(piece.index, "", [], rows, "length", None, True)
-        extras = _extras(api_request, output, piece)
+            rows = None if part.new.logprobs is None else part.new.logprobs[:0]
+            nothing = CompletionOutput(part.new.index, "", [], "length", logprobs=rows)
+            part = replace(part, new=nothing, is_first=True, rounds=())
+        piece = part.new
+        prompt = (self._prompts[part.position].text or "") if has_prompt else ""
         return {
-            "index": position * api_request.params.n + piece.index,
+            "index": part.position * api_request.params.n + piece.index,
             "text": prompt + piece.text,
-            "logprobs": self._logprobs(api_request, position, output, piece, has_prompt),
+            "logprobs": self._logprobs(api_request, part, has_prompt),
             "finish_reason": piece.finish_reason,
             "stop_reason": piece.stop_reason,
-            **extras,
+            **_extras(api_request, part),
         }
 
-    def chunk_choices(
-        self, api_request: ApiRequest, position: int, output: RequestOutput, piece: Piece
-    ) -> list[Json]:
+    def chunk_choices(self, api_request: ApiRequest, part: Part) -> list[Json]:
         """A chunk has the form of a whole answer."""
-        return [self.choice(api_request, position, output, piece)]
+        return [self.choice(api_request, part)]
 
-    def _logprobs(
-        self,
-        api_request: ApiRequest,
-        position: int,
-        output: RequestOutput,
-        piece: Piece,
-        has_prompt: bool,
-    ) -> Json | None:
+    def _logprobs(self, api_request: ApiRequest, part: Part, has_prompt: bool) -> Json | None:
+        piece = part.new
         if piece.logprobs is None:
             return None
         params = api_request.params
         found = _Columns(params.logprobs or 0, self._token_bytes, params.skip_special_tokens)
-        text = (self._prompts[position].text or "") if api_request.echo else ""
+        text = (self._prompts[part.position].text or "") if api_request.echo else ""
         if has_prompt:
-            found.add_prompt(output, text)
-        offset = self._offsets.get((position, piece.index), len(text))
-        offset = found.add(piece.token_ids, piece.logprobs, offset)
-        self._offsets[position, piece.index] = offset
+            found.add_prompt(part.output, text)
+        key = part.position, piece.index
+        offset = self._offsets.get(key, len(text))
+        self._offsets[key] = found.add(piece.token_ids, piece.logprobs, offset)
         return found.as_dict()
 
 
@@ -253,17 +255,17 @@ class _Columns:
     def _add(self, token: int, found: dict[int, Logprob] | None, offset: int) -> None:
         self._tokens.append(_key(self._token_bytes(token)))
         self._offsets.append(offset)
-        self._values.append(None if found is None else clamped(found[token].logprob))
+        self._values.append(None if found is None else _clamped(found[token].logprob))
         self._best.append(None if found is None else self._named(token, found))
 
     def _named(self, token: int, found: dict[int, Logprob]) -> dict[str, float]:
         """The best ones, and the token itself. Of tokens with equal bytes others have their ids."""
-        ranked = list(dict.fromkeys([*best(found, self._count), token]))
+        ranked = list(dict.fromkeys([*_best(found, self._count), token]))
         keys = {token: _key(self._token_bytes(token))}
         for each in ranked:
             key = _key(self._token_bytes(each))
             keys.setdefault(each, f"token_id:{each}" if key in keys.values() else key)
-        return {keys[each]: clamped(found[each].logprob) for each in ranked}
+        return {keys[each]: _clamped(found[each].logprob) for each in ranked}
 
 
 def _key(data: bytes) -> str:
@@ -279,13 +281,24 @@ def _num_chars(data: bytes) -> int:
     return sum(byte & 0xC0 != 0x80 for byte in data)
 
 
-def _extras(api_request: ApiRequest, output: RequestOutput, piece: Piece) -> Json:
-    """Token ids, the prompt's in the first piece, and rounds, where they are asked for."""
+def _clamped(value: float) -> float:
+    """Return a logprob that JSON can hold."""
+    return max(value, LEAST_LOGPROB)
+
+
+def _best(found: dict[int, Logprob], count: int) -> list[int]:
+    """Return the ids of the best alternatives at one position, in order."""
+    ranked = sorted(found, key=lambda token: found[token].rank)
+    return [token for token in ranked if found[token].rank <= count]
+
+
+def _extras(api_request: ApiRequest, part: Part) -> Json:
+    """Token ids, the prompt's in the first part, and rounds, where they are asked for."""
     found: Json = {}
     if api_request.returns_token_ids:
-        found["token_ids"] = piece.token_ids
-        if piece.is_first:
-            found["prompt_token_ids"] = output.prompt_token_ids
+        found["token_ids"] = part.new.token_ids
+        if part.is_first:
+            found["prompt_token_ids"] = part.output.prompt_token_ids
     if api_request.shows_drafts:
-        found["rounds"] = [asdict(each) for each in piece.rounds]
+        found["rounds"] = [asdict(each) for each in part.rounds]
     return found

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from specdec.arguments import is_integer
-from specdec.requests.params import LISTS, SamplingParams
+from specdec.requests.params import LISTS, RequestOutputKind, SamplingParams
 from specdec.serve.http.errors import ApiError, ContextError
 from specdec.serve.http.fields import SAMPLING
 from specdec.serve.http.options import (
@@ -151,7 +151,10 @@ def _params(body: Mapping[str, object], sampling: dict[str, object]) -> Sampling
     _check_length("stop_token_ids", body.get("stop_token_ids"), MAX_IDS)
     _check_length("allowed_token_ids", body.get("allowed_token_ids"), MAX_ALLOWED_IDS)
     try:
-        return SamplingParams(**sampling)  # type: ignore[arg-type]
+        return SamplingParams(
+            **sampling,  # type: ignore[arg-type]
+            output_kind=RequestOutputKind.DELTA,
+        )
     except ValueError as error:
         raise ApiError(400, str(error)) from error
 

@@ -7,27 +7,26 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from specdec.requests.draft_spans import DraftSpans
-from specdec.requests.output import RequestOutput
+from specdec.requests.output import CompletionOutput, RequestOutput
 from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.engine_thread import EngineDeadError
-from specdec.serve.http.answers import Form, Heading, Json, usage
+from specdec.serve.http.answers import Form, Heading, Json, Part, usage
 from specdec.serve.http.api_request import ApiRequest
 from specdec.serve.http.errors import SHUTTING_DOWN, ApiError, as_json, json_response
 from specdec.serve.http.measures import Measures
-from specdec.serve.http.pieces import Piece, Pieces
 from specdec.serve.http.prompts import Encoded
 from specdec.serve.http.record import Record
 from specdec.serve.http.traffic import Traffic
 
 logger = logging.getLogger("specdec.serve")
-Outputs = AsyncIterator[tuple[int, RequestOutput]]  # each with the position of its prompt
+Outputs = AsyncIterator[tuple[int, RequestOutput]]  # what is new, with its prompt's position
 STALLED = 60.0  # seconds without reading after which a client's answer ends
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -56,6 +55,7 @@ class Generation(Response):
         self._services = services
         self._api_request = api_request
         self._prompts = prompts
+        self._so_far: dict[int, RequestOutput] = {}  # of each prompt, by position
 
     async def _whole(self, outputs: Outputs) -> Response:
         raise NotImplementedError
@@ -91,7 +91,7 @@ class Generation(Response):
                     await response(scope, receive, send)
 
     async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """Of all prompts, each with the prompt's position. ApiError where one has failed."""
+        """Yield what is new, and add it to `_so_far`; ApiError if a prompt has failed."""
         llm, api_request = self._services.llm, self._api_request
         generators = [
             llm.generate(prompt.for_engine(), api_request.params, priority=api_request.priority)
@@ -101,11 +101,16 @@ class Generation(Response):
         try:
             async with aclosing(merged(generators)) as outputs:
                 async for position, output in outputs:
-                    _raise_failure(output, api_request)
-                    timers[position].see(output)
+                    if position in self._so_far:
+                        self._so_far[position].add(output)
+                    else:
+                        self._so_far[position] = output.copy()
+                    whole = self._so_far[position]
+                    _raise_failure(whole, api_request)
+                    timers[position].see(whole)
                     record = None if api_request.writes_nothing else self._services.record
-                    if output.finished and record is not None:
-                        record.write(output)
+                    if whole.finished and record is not None:
+                        record.write(whole)
                     yield position, output
         except ValueError as error:  # the engine refuses a request
             raise ApiError(400, str(error)) from error
@@ -127,15 +132,14 @@ class Answer(Generation):
         self._drafts = [DraftSpans(services.tokenizer, skips) for _ in shown]
 
     async def _whole(self, outputs: Outputs) -> Response:
-        last: dict[int, RequestOutput] = {}
-        async for position, output in outputs:
-            last[position] = output
+        async for _ in outputs:
+            pass
         choices = []
-        for position, output in sorted(last.items()):
-            for piece in Pieces(self._api_request.params.n, False).new(output):
-                await self._add_rounds(position, output, piece)
-                choices.append(self._form.choice(self._api_request, position, output, piece))
-        counts = usage(list(last.values()), self._api_request)
+        for position, output in sorted(self._so_far.items()):
+            for piece in output.outputs:
+                part = await self._part(position, piece, is_first=True)
+                choices.append(self._form.choice(self._api_request, part))
+        counts = usage(list(self._so_far.values()), self._api_request)
         fields = self._heading.fields(self._form.name)
         return json_response({**fields, "choices": choices, "usage": counts})
 
@@ -158,37 +162,41 @@ class Answer(Generation):
     ) -> AsyncGenerator[Json, None]:
         api_request = self._api_request
         fields = self._heading.fields(self._form.chunk_name)
-        withholds = api_request.params.logprobs is None and not api_request.returns_token_ids
-        pieces = [Pieces(api_request.params.n, withholds) for _ in self._prompts]
-        last: dict[int, RequestOutput] = {}
+        has_tokens = api_request.params.logprobs is not None or api_request.returns_token_ids
+        begun: set[tuple[int, int]] = set()
         position, output = first
         while True:
-            last[position] = output
-            for piece in pieces[position].new(output):
-                await self._add_rounds(position, output, piece)
+            for piece in output.outputs:
+                if not (piece.text or piece.finish_reason or (has_tokens and piece.token_ids)):
+                    continue
+                part = await self._part(position, piece, (position, piece.index) not in begun)
+                begun.add((position, piece.index))
                 extra: Json = {}
                 if api_request.has_continuous_usage:
-                    extra = {"usage": usage(list(last.values()), api_request)}
+                    extra = {"usage": usage(list(self._so_far.values()), api_request)}
                 elif api_request.includes_usage:
                     extra = {"usage": None}
-                for choice in self._form.chunk_choices(api_request, position, output, piece):
+                for choice in self._form.chunk_choices(api_request, part):
                     yield {**fields, "choices": [choice], **extra}
             try:
                 position, output = await anext(outputs)
             except StopAsyncIteration:
                 break
         if api_request.includes_usage:
-            yield {**fields, "choices": [], "usage": usage(list(last.values()), api_request)}
+            counts = usage(list(self._so_far.values()), api_request)
+            yield {**fields, "choices": [], "usage": counts}
 
-    async def _add_rounds(self, position: int, output: RequestOutput, piece: Piece) -> None:
-        """What was drafted; a request that shows it has one sample for each prompt."""
-        if self._api_request.shows_drafts:
-            new = self._drafts[position].new
-            is_over = piece.finish_reason is not None
-            # in a thread: another one may hold the tokenizer for a long prompt
-            piece.rounds = await asyncio.to_thread(
-                new, output.outputs[0], output.stats.rounds, is_over
-            )
+    async def _part(self, position: int, piece: CompletionOutput, is_first: bool) -> Part:
+        """Add what was drafted; a request that shows it has one sample for each prompt."""
+        output = self._so_far[position]
+        part = Part(position, output, piece, is_first)
+        if not self._api_request.shows_drafts:
+            return part
+        new = self._drafts[position].new
+        is_over = piece.finish_reason is not None
+        # in a thread: another one may hold the tokenizer for a long prompt
+        rounds = await asyncio.to_thread(new, output.outputs[0], output.stats.rounds, is_over)
+        return replace(part, rounds=rounds)
 
 
 async def merged(

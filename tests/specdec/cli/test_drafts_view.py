@@ -40,7 +40,7 @@ def output_of(text: str, token_ids: list[int], rounds: list[RoundRecord]) -> Req
     stats = RequestStats()
     for record in rounds:
         stats.add_round(record)
-    return RequestOutput("0", "", [0], [CompletionOutput(0, text, token_ids)], True, stats)
+    return RequestOutput("0", "", [0], [CompletionOutput(0, text, token_ids, stats=stats)], True)
 
 
 def test_a_round_is_accepted_then_rejected_then_recovered():

@@ -12,7 +12,7 @@ def output_of(num_rounds: int, num_accepted: int, K: int = 3, **ending: object) 
     stats = RequestStats(num_generated_tokens=9)
     for _ in range(num_rounds):
         stats.add_round(RoundRecord((7,) * K, num_accepted, 7))
-    return RequestOutput("0", "", [0], [CompletionOutput(0, "", [], **ending)], True, stats)
+    return RequestOutput("0", "", [0], [CompletionOutput(0, "", [], stats=stats, **ending)], True)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 
 from specdec.requests.finish import FinishRules
 from specdec.requests.params import SamplingParams
+from specdec.requests.pieces import whole_output
 from specdec.requests.request import Request
 from specdec.requests.stats import RequestStats, RoundRecord
 from specdec.requests.tokenizer import Detokenizer
@@ -33,7 +34,7 @@ def request(**rules):
 def after(made, *steps):
     for now, step in enumerate(steps, start=2):
         made.append([ord(character) for character in step], float(now))
-    return made.output()
+    return whole_output(made)
 
 
 def test_a_running_request_shows_what_it_has():

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specdec.requests.chat_format import ChatFormat
-from specdec.requests.deltas import Deltas
 from specdec.requests.finish import FinishRules
 from specdec.requests.params import SamplingParams
+from specdec.requests.pieces import Pieces
 from specdec.requests.request import Request
 from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import INCOMPLETE, MOST_PENDING, Detokenizer, Tokenizer
@@ -269,7 +269,7 @@ def request(tokenizer, skip=True, **rules):
 def run_in_steps(made, tokens, sizes):
     """Append `tokens` in steps of these sizes, repeating the last one; returns the text after each
     step, and the pieces."""
-    deltas = Deltas(made)
+    reader = Pieces(made)
     texts = []
     pieces = []
     position = 0
@@ -279,11 +279,11 @@ def run_in_steps(made, tokens, sizes):
         made.append(tokens[position : position + size], 0.0)
         position += size
         texts.append(made.text())
-        pieces += deltas.new()
+        pieces += reader.new()
     if made.finish is None:
         made.end("abort")
         texts.append(made.text())
-        pieces += deltas.new()
+        pieces += reader.new()
     return texts, pieces
 
 

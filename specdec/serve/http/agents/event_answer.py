@@ -11,7 +11,7 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Send
 
-from specdec.requests.output import RequestOutput
+from specdec.requests.output import CompletionOutput
 from specdec.serve.http.agents.translation import Json
 from specdec.serve.http.answers import usage
 from specdec.serve.http.chats import ChatTurn
@@ -23,7 +23,6 @@ from specdec.serve.http.generating import (
     Services,
     send_event,
 )
-from specdec.serve.http.pieces import Piece, Pieces
 from specdec.serve.http.tools.events import Event, Reasoning
 
 
@@ -79,16 +78,13 @@ class EventAnswer(Generation):
         self._script = script
         self._extra_headers = headers
         self._reader = turn.reading.reader()
-        self._pieces = Pieces(1, True)
         self._reasoning = ""
 
     async def _whole(self, outputs: Outputs) -> Response:
-        async for _, output in outputs:
-            last = output
-        list(self._script.begin(self._counts(last)))
-        for piece in self._pieces.new(last):
-            for _ in await self._written(piece, last):
-                pass
+        async for _ in outputs:
+            pass
+        list(self._script.begin(self._counts()))
+        await self._written(self._so_far[0].outputs[0])
         return json_response(self._script.whole(), headers=self._extra_headers)
 
     async def _stream(self, outputs: Outputs, send: Send) -> None:
@@ -97,11 +93,11 @@ class EventAnswer(Generation):
         extra = [(name.encode(), value.encode()) for name, value in self._extra_headers.items()]
         headers = [*STREAM_HEADERS, *extra]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send(send, list(self._script.begin(self._counts(output))))
+        await self._send(send, list(self._script.begin(self._counts())))
         try:
             while True:
-                for piece in self._pieces.new(output):
-                    await self._send(send, await self._written(piece, output))
+                for piece in output.outputs:
+                    await self._send(send, await self._written(piece))
                 _, output = await anext(outputs)
         except StopAsyncIteration:
             pass
@@ -109,8 +105,8 @@ class EventAnswer(Generation):
             await self._send(send, list(self._script.fail(error)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _written(self, piece: Piece, output: RequestOutput) -> list[Json]:
-        """The script's events for a part of the text, and for its end."""
+    async def _written(self, piece: CompletionOutput) -> list[Json]:
+        """Return the script's events for a part of the text, and for its end."""
         events = self._reader.push(piece.text)
         if piece.finish_reason is not None:
             events += self._reader.finish(is_cut=piece.finish_reason == "length")
@@ -119,7 +115,7 @@ class EventAnswer(Generation):
         if piece.finish_reason is not None:
             has_calls = self._reader.num_calls > 0
             ending = Ending(piece.finish_reason, piece.stop_reason, has_calls)
-            counts = self._counts(output, await self._num_reasoning())
+            counts = self._counts(await self._num_reasoning())
             written += self._script.end(ending, counts)
         return written
 
@@ -128,7 +124,8 @@ class EventAnswer(Generation):
         encode = self._services.tokenizer.encode_word
         return len(await asyncio.to_thread(encode, self._reasoning)) if self._reasoning else 0
 
-    def _counts(self, output: RequestOutput, num_reasoning: int = 0) -> Counts:
+    def _counts(self, num_reasoning: int = 0) -> Counts:
+        output = self._so_far[0]
         counts = usage([output], self._api_request)
         details = counts["prompt_tokens_details"]
         assert isinstance(details, dict)

@@ -47,6 +47,14 @@ class GraphCounters:
             modes[kind.mode] += count
         return modes
 
+    def sums(self) -> dict[str, tuple[int, int]]:
+        """Return the number of batches and of their rows without padding, by mode."""
+        found: dict[str, tuple[int, int]] = {}
+        for kind, count in self.batches.copy().items():
+            batches, rows = found.get(kind.mode.name, (0, 0))
+            found[kind.mode.name] = batches + count, rows + count * kind.unpadded_tokens
+        return found
+
     @property
     def padded_tokens(self) -> int:
         """Rows that dispatched batches computed for nothing."""

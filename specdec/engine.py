@@ -22,6 +22,7 @@ import torch
 from graphs.counters import summary
 from specdec.guided.step_masks import StepMasks
 from specdec.kernels.best_token import NO_TOKEN
+from specdec.kernels.compilations import compilations
 from specdec.requests.draft_tree import depths, first_children
 from specdec.requests.intake import Intake, NewRequest, Prompt
 from specdec.requests.metrics import Metric, Totals
@@ -90,6 +91,7 @@ class Engine:
         self._step_masks = StepMasks()
         self._unfinished: dict[str, list[Request]] = {}  # samples by request id
         self._totals = Totals()
+        self._num_compiled = compilations().unexpected.total()  # for other engines, before this one
         self.owner: threading.Thread | None = None  # if set, the only thread that may call
 
     def add_requests(
@@ -197,13 +199,20 @@ class Engine:
         unfinished = [sample for sample in samples if sample.finish is None]
         num_running = sum(sample.finish is None for sample in self.scheduler.running.copy())
         held = {block for sample in unfinished for block in sample.blocks.copy()}
+        predicted = {} if self.planner is None else self.planner.statistics.round_tokens
         return self._totals.metrics(
-            num_running=num_running,
-            num_waiting=max(len(unfinished) - num_running, 0),
-            cache_usage=len(held) / self.scheduler.pool.num_blocks,
-            num_levels=self.runner.num_levels,
-            num_tree_rounds=self.runner.num_tree_rounds,
-            round_tokens={} if self.planner is None else self.planner.statistics.round_tokens,
+            gauges={
+                "num_requests_running": num_running,
+                "num_requests_waiting": max(len(unfinished) - num_running, 0),
+                "kv_cache_usage_perc": len(held) / self.scheduler.pool.num_blocks,
+            },
+            counts={
+                "levels_drafted": self.runner.num_levels,
+                "tree_rounds": self.runner.num_tree_rounds,
+                **{f"round_tokens_{name}": count for name, count in predicted.items()},
+            },
+            steps={name: each.sums() for name, each in self.runner.graphs.counters().items()},
+            num_compilations=compilations().unexpected.total() - self._num_compiled,
         )
 
     def drain(self) -> None:

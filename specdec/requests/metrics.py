@@ -1,9 +1,9 @@
-"""What an engine has done since its start, as `LLM.get_metrics` reports it.
+"""What an engine has done since its start: `LLM.get_metrics` and a server's /metrics read it here.
 
 Names are vLLM's with the prefix "specdec:" where the meaning is the same; rows_verified,
-levels_drafted, tree_rounds and round_tokens_* are ours. Tokens and rounds count in the step that
-brings them, a prompt when it is computed; reasons, preemptions and the prefix cache when a request
-ends, with all its samples.
+levels_drafted, tree_rounds, round_tokens_*, steps, step_rows and compilations_after_start are ours.
+Tokens and rounds count in the step that brings them, a prompt when it is computed; reasons,
+preemptions and the prefix cache when a request ends, with all its samples.
 """
 
 from collections import Counter as Counts
@@ -16,7 +16,7 @@ from specdec.requests.stats import RoundRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One figure. labels: what it is about, such as {"finished_reason": "stop"}."""
+    """A figure. labels: what it is about, such as {"finished_reason": "stop"}."""
 
     name: str
     labels: dict[str, str] = field(default_factory=dict)
@@ -81,45 +81,43 @@ class Totals:
 
     def metrics(
         self,
-        *,
-        num_running: int,
-        num_waiting: int,
-        cache_usage: float,
-        num_levels: int,
-        num_tree_rounds: int,
-        round_tokens: Mapping[str, int],
+        gauges: Mapping[str, float],
+        counts: Mapping[str, int],
+        steps: Mapping[str, Mapping[str, tuple[int, int]]],
+        num_compilations: int,
     ) -> list[Metric]:
-        """All of them.
+        """List these sums and what else the engine counts, by name.
 
-        cache_usage: the share of the cache's blocks that requests hold. num_levels: levels of the
-        draft that ran since the start. num_tree_rounds: steps that verified trees. round_tokens:
-        predicted and measured, where drafts vary.
+        steps: by family of graphs and mode, batches and their rows without padding
+        num_compilations: kernels that requests waited for
         """
-        gauges = {
-            "num_requests_running": num_running,
-            "num_requests_waiting": num_waiting,
-            "kv_cache_usage_perc": cache_usage,
-        }
         rounds = list(dict(self._rounds).items())  # a copy: another thread may be counting
         counts = {
             **{name: self._counts[name] for name in COUNTERS},
-            "levels_drafted": num_levels,
-            "tree_rounds": num_tree_rounds,
-            **{f"round_tokens_{name}": count for name, count in round_tokens.items()},
+            **counts,
             "spec_decode_num_drafts": sum(n for (drafted, _, _), n in rounds if drafted),
             "spec_decode_num_draft_tokens": sum(n * drafted for (drafted, _, _), n in rounds),
             "spec_decode_num_accepted_tokens": sum(n * accepted for (*_, accepted), n in rounds),
         }
-        found: list[Metric] = [_gauge(name, value) for name, value in gauges.items()]
-        found += [_counter(name, value) for name, value in counts.items()]
-        found += [
-            Counter(name="specdec:request_success", labels={"finished_reason": reason}, value=count)
-            for reason, count in sorted(dict(self._reasons).items())
+        modes = [
+            ({"family": a, "mode": b}, n) for a, found in steps.items() for b, n in found.items()
         ]
-        name = "specdec:spec_decode_num_accepted_tokens_per_pos"
-        return [*found, Vector(name=name, values=_accepted_per_position(rounds))]
+        reasons = sorted(dict(self._reasons).items())
+        return [
+            *(Gauge(name=PREFIX + name, value=value) for name, value in gauges.items()),
+            *(_counter(name, value) for name, value in counts.items()),
+            *(_counter("request_success", n, finished_reason=reason) for reason, n in reasons),
+            Vector(
+                name=f"{PREFIX}spec_decode_num_accepted_tokens_per_pos",
+                values=_accepted_per_position(rounds),
+            ),
+            *(_counter("steps", num_batches, **labels) for labels, (num_batches, _) in modes),
+            *(_counter("step_rows", num_rows, **labels) for labels, (_, num_rows) in modes),
+            _counter("compilations_after_start", num_compilations),
+        ]
 
 
+PREFIX = "specdec:"
 COUNTERS = (
     "prompt_tokens",
     "generation_tokens",
@@ -138,9 +136,5 @@ def _accepted_per_position(rounds: Sequence[tuple[tuple[int, int, int], int]]) -
     ]
 
 
-def _gauge(name: str, value: float) -> Gauge:
-    return Gauge(name=f"specdec:{name}", value=value)
-
-
-def _counter(name: str, value: int) -> Counter:
-    return Counter(name=f"specdec:{name}", value=value)
+def _counter(name: str, value: int, **labels: str) -> Counter:
+    return Counter(name=PREFIX + name, labels=labels, value=value)

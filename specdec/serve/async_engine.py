@@ -14,7 +14,6 @@ from concurrent.futures import Future
 from typing import Protocol, Self, TypeVar
 from weakref import WeakKeyDictionary
 
-from graphs.counters import GraphCounters
 from specdec.arguments import is_integer
 from specdec.requests.intake import NewRequest, Prompt
 from specdec.requests.metrics import Metric
@@ -79,14 +78,6 @@ class AsyncEngine:
 
     async def get_metrics(self) -> list[Metric]:
         """Counts since the start, and what runs now (specdec.requests.metrics)."""
-        raise NotImplementedError
-
-    async def graph_counters(self) -> dict[str, GraphCounters]:
-        """What each family of CUDA graphs cost, and the batches that it served."""
-        raise NotImplementedError
-
-    async def num_late_compilations(self) -> int:
-        """Kernels that requests have waited for."""
         raise NotImplementedError
 
     async def generate(

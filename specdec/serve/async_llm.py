@@ -16,7 +16,6 @@ from typing import Any, Unpack
 
 from graphs.counters import GraphCounters
 from specdec.config import SpeculativeConfig
-from specdec.kernels.compilations import compilations
 from specdec.llm import LLM
 from specdec.options import AsyncEngineArgs, EngineOptions, with_signature
 from specdec.requests.chat_format import ChatFormat, Conversation
@@ -49,7 +48,6 @@ class AsyncLLM(AsyncEngine):
         self.llm = LLM(model, speculative_config, **options)
         self._thread = EngineThread(self.llm.engine)
         self._facts = EngineFacts.of(self.llm)
-        self._num_compiled = compilations().unexpected.total()
         self._encoder: Tokenizer | None = None  # for long texts, once there was one
         self._encoder_lock = threading.Lock()
         super().__init__(self._thread)
@@ -143,7 +141,3 @@ class AsyncLLM(AsyncEngine):
     async def graph_counters(self) -> dict[str, GraphCounters]:
         """What each family of CUDA graphs cost, and the batches that it served."""
         return await self._answer(lambda: self._thread.call(self.llm.graph_counters))
-
-    async def num_late_compilations(self) -> int:
-        """Kernels that requests of this process have waited for."""
-        return compilations().unexpected.total() - self._num_compiled

@@ -21,8 +21,6 @@ from multiprocessing.reduction import ForkingPickler
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from graphs.counters import GraphCounters
-from specdec.kernels.compilations import compilations
 from specdec.llm import LLM
 from specdec.requests.intake import NewRequest
 from specdec.requests.metrics import Metric
@@ -88,7 +86,6 @@ class Worker:
         self._engine = EngineThread(llm.engine, self._post)
         self._pool = ThreadPoolExecutor(max_workers=2)  # grammars
         self._beat_at = time.monotonic()  # the next one
-        self._num_compiled = compilations().unexpected.total()
 
     def run(self) -> int:
         """Until the end; the exit status."""
@@ -115,16 +112,6 @@ class Worker:
     def metrics(self) -> Future[list[Metric]]:
         """The engine's."""
         return self._engine.call(self._llm.engine.metrics)
-
-    def graph_counters(self) -> Future[dict[str, GraphCounters]]:
-        """The engine's."""
-        return self._engine.call(self._llm.graph_counters)
-
-    def num_late_compilations(self) -> Future[int]:
-        """Since the engine serves."""
-        answer = Future[int]()
-        answer.set_result(compilations().unexpected.total() - self._num_compiled)
-        return answer
 
     def check_grammar(self, params: SamplingParams) -> Future[None]:
         """Compile it, in a thread of its own."""

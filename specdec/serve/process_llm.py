@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from graphs.counters import GraphCounters
 from specdec.requests.metrics import Metric
 from specdec.requests.params import SamplingParams
 from specdec.serve.async_engine import AsyncEngine
@@ -36,16 +35,6 @@ class ProcessLLM(AsyncEngine):
     async def get_metrics(self) -> list[Metric]:
         """Counts since the start, and what runs now (specdec.requests.metrics)."""
         found: list[Metric] = await self._ask("metrics")
-        return found
-
-    async def graph_counters(self) -> dict[str, GraphCounters]:
-        """What each family of CUDA graphs cost, and the batches that it served."""
-        found: dict[str, GraphCounters] = await self._ask("graph_counters")
-        return found
-
-    async def num_late_compilations(self) -> int:
-        """Kernels that requests have waited for."""
-        found: int = await self._ask("num_late_compilations")
         return found
 
     async def _ask(self, name: str, *given: object) -> Any:

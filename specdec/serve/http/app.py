@@ -221,9 +221,7 @@ class Application:
 
     async def metrics(self, request: Request) -> Response:
         """Answer GET /metrics, for Prometheus."""
-        engine = await self._llm.get_metrics()
-        late = await self._llm.num_late_compilations()
-        text = self.measures.text(engine, await self._llm.graph_counters(), late)
+        text = self.measures.text(await self._llm.get_metrics())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _body(self, request: Request, kind: str) -> dict[str, object]:

@@ -1,28 +1,32 @@
 """Figures of a server for Prometheus, in vLLM's names with the prefix `specdec:`.
 
-Counts are the engine's, asked for at each scrape; times are taken from outputs as they are sent.
+Counts are the engine's own (requests/metrics.py), asked for at each scrape; times are taken from
+outputs as they are sent.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 
-from graphs.counters import GraphCounters
-from specdec.requests.metrics import Counter, Gauge, Metric, Vector
+from specdec.requests.metrics import PREFIX, Counter, Gauge, Metric, Vector
 from specdec.requests.output import RequestOutput
 
 Scalars = CounterMetricFamily | GaugeMetricFamily
 
-PREFIX = "specdec:"
+HELP = {
+    "steps": "Batches by kind of graph",
+    "step_rows": "Rows without padding",
+    "compilations_after_start": "Kernels that requests waited for",
+}
 FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5)
 SECONDS_BUCKETS = (0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
 GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.4, 1.0, 2.5, 10.0)
 
 
 class Measures:
-    """Of one server. Every figure has the label model_name."""
+    """Holds the figures of one server, each with the label model_name."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
@@ -44,16 +48,12 @@ class Measures:
         )
 
     def begin(self) -> "Timer":
-        """For the outputs of one request."""
+        """Return a timer for one request."""
         return Timer(self._first_token, self._gap, self._whole)
 
-    def text(
-        self, engine: Sequence[Metric], graphs: Mapping[str, GraphCounters], num_late: int
-    ) -> bytes:
-        """All figures, in Prometheus' text form. num_late: compilations after the start."""
+    def text(self, engine: Sequence[Metric]) -> bytes:
+        """Write all figures in Prometheus' text form."""
         self._collector.engine = engine
-        self._collector.graphs = graphs
-        self._collector.num_late = num_late
         return generate_latest(self._registry)
 
     def _histogram(self, name: str, words: str, buckets: Sequence[float]) -> Histogram:
@@ -89,57 +89,32 @@ class Timer:
 
 
 class EngineFigures:
-    """A collector: the engine's counts as of the last scrape."""
+    """Collects the engine's counts as of the last scrape."""
 
     def __init__(self, model_name: str) -> None:
         self.engine: Sequence[Metric] = ()
-        self.graphs: Mapping[str, GraphCounters] = {}
-        self._labels = {"model_name": model_name}
-        self.num_late = 0
+        self._model_name = model_name
 
     def collect(self) -> Iterable[Family]:
-        """The figures of the engine, then those of its graphs."""
+        """Return a family for each name, in the engine's order."""
         families: dict[str, Scalars] = {}
         for metric in self.engine:
-            self._add(families, metric)
-        yield from families.values()
-        yield from self._steps()
-        late = CounterMetricFamily(
-            f"{PREFIX}compilations_after_start",
-            "Kernels that requests waited for",
-            labels=[*self._labels],
-        )
-        late.add_metric([*self._labels.values()], self.num_late)
-        yield late
+            is_vector = isinstance(metric, Vector)
+            labels = [*metric.labels, *(["position"] if is_vector else [])]
+            kind = GaugeMetricFamily if isinstance(metric, Gauge) else CounterMetricFamily
+            family = families.setdefault(metric.name, _family(kind, metric.name, labels))
+            own = [self._model_name, *metric.labels.values()]
+            if isinstance(metric, Vector):
+                for position, value in enumerate(metric.values):
+                    family.add_metric([*own, str(position)], value)
+            elif isinstance(metric, Gauge | Counter):
+                family.add_metric(own, metric.value)
+        for name in (f"{PREFIX}steps", f"{PREFIX}step_rows"):  # shown before the first step too
+            families.setdefault(name, _family(CounterMetricFamily, name, ["family", "mode"]))
+        return families.values()
 
-    def _add(self, families: dict[str, Scalars], metric: Metric) -> None:
-        labels = {**self._labels, **metric.labels}
-        kind = GaugeMetricFamily if isinstance(metric, Gauge) else CounterMetricFamily
-        names = [*labels, "position"] if isinstance(metric, Vector) else [*labels]
-        if metric.name not in families:
-            words = metric.name.removeprefix(PREFIX).replace("_", " ")
-            families[metric.name] = kind(metric.name, words, labels=names)
-        family = families[metric.name]
-        values = list(labels.values())
-        if isinstance(metric, Vector):
-            for position, value in enumerate(metric.values):
-                family.add_metric([*values, str(position)], value)
-        elif isinstance(metric, Gauge | Counter):
-            family.add_metric(values, metric.value)
 
-    def _steps(self) -> Iterable[Family]:
-        """Batches by the family of graphs that served them, and their rows."""
-        labels = [*self._labels, "family", "mode"]
-        steps = CounterMetricFamily(f"{PREFIX}steps", "Batches by kind of graph", labels=labels)
-        rows = CounterMetricFamily(f"{PREFIX}step_rows", "Rows without padding", labels=labels)
-        for name, counters in self.graphs.items():
-            sums: dict[str, list[int]] = {}
-            for kind, count in counters.batches.copy().items():
-                found = sums.setdefault(kind.mode.name, [0, 0])
-                found[0] += count
-                found[1] += count * kind.unpadded_tokens
-            for mode, (num_batches, num_rows) in sums.items():
-                values = [*self._labels.values(), name, mode]
-                steps.add_metric(values, num_batches)
-                rows.add_metric(values, num_rows)
-        return steps, rows
+def _family(kind: type[Scalars], name: str, labels: Iterable[str]) -> Scalars:
+    short = name.removeprefix(PREFIX)
+    words = HELP.get(short, short.replace("_", " "))
+    return kind(name, words, labels=["model_name", *labels])

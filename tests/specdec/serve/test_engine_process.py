@@ -174,11 +174,14 @@ def test_the_engine_leaves_signals_to_the_server(served, number):
 
 def test_counters_and_facts_come_over(served):
     async def run():
-        return await served.graph_counters(), await served.num_late_compilations()
+        await outputs_of(served, "a", SamplingParams(max_tokens=4))
+        return await served.get_metrics()
 
-    graphs, num_late = asyncio.run(run())
-    assert "target_decode" in graphs
-    assert num_late == 0
+    found = asyncio.run(run())
+    steps = {each.labels["family"]: each.value for each in found if each.name == "specdec:steps"}
+    assert steps["target_decode"] > 0
+    [late] = [each for each in found if each.name == "specdec:compilations_after_start"]
+    assert late.value == 0
     assert served.facts.max_num_seqs == 8
     assert served.facts.tokenizer.is_dir()
 

@@ -20,7 +20,7 @@ class Writer(Protocol):
 
 
 class NoWriter:
-    """All is written once the request has ended."""
+    """Writes nothing: all of it is printed once the request has ended."""
 
     def write(self) -> None: ...
 

@@ -16,7 +16,7 @@ from specdec.requests.stats import RoundRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A figure. labels: what it is about, such as {"finished_reason": "stop"}."""
+    """Names a figure. labels: what it is about, such as {"finished_reason": "stop"}."""
 
     name: str
     labels: dict[str, str] = field(default_factory=dict)
@@ -24,27 +24,27 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counter(Metric):
-    """Only grows."""
+    """Counts up and never falls."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauge(Metric):
-    """What is true now."""
+    """Tells what is true now."""
 
     value: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vector(Metric):
-    """Counters by position, from 1."""
+    """Counts by position, from 1."""
 
     values: list[int]
 
 
 class Totals:
-    """Sums since the start; the cost of counting does not grow with what a request has written."""
+    """Adds up since the start; counting costs the same however long a request is."""
 
     def __init__(self) -> None:
         self._counts = Counts[str]()
@@ -53,24 +53,24 @@ class Totals:
         self._rounds = Counts[tuple[int, int, int]]()
 
     def launched(self, num_verify_rows: int) -> None:
-        """A step with so many rows of requests that verify."""
+        """Count the rows of a step's requests that verify."""
         self._counts["rows_verified"] += num_verify_rows
 
     def prompt_ended(self, sample: Request) -> None:
-        """The prompt of a sample is computed; all samples of a request have the same one."""
+        """Count a computed prompt, once for all samples of a request."""
         if sample.index == 0:
             self._counts["prompt_tokens"] += len(sample.prompt_token_ids)
 
     def verified(self, record: RoundRecord) -> None:
-        """A round of a request."""
+        """Count a round of a request."""
         self._rounds[len(record.draft_tokens), record.num_levels, record.num_accepted] += 1
 
     def generated(self, num_tokens: int) -> None:
-        """Tokens that a request keeps."""
+        """Count tokens that a request keeps."""
         self._counts["generation_tokens"] += num_tokens
 
     def ended(self, samples: Sequence[Request]) -> None:
-        """A request has ended, with all its samples."""
+        """Count a request that has ended, with all its samples."""
         for sample in samples:
             stats = sample.stats
             self._counts["prefix_cache_queries"] += stats.num_prompt_tokens

@@ -1,4 +1,4 @@
-"""What a caller gets back."""
+"""These are the outputs that a caller gets back."""
 
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from specdec.requests.stats import RequestStats
 
 
 class Logprob(NamedTuple):
-    """As in vLLM: rank 1 is the best."""
+    """Holds what vLLM's does: rank 1 is the best."""
 
     logprob: float
     rank: int
@@ -16,8 +16,9 @@ class Logprob(NamedTuple):
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One generated sequence. finish_reason: stop | length | abort | error, None while it runs.
+    """Holds one generated sequence.
 
+    finish_reason: stop | length | abort | error, None while it runs.
     stop_reason: the string or token id that stopped it, or an error's message. logprobs: of each
     token and the best alternatives, by the target's own logits, before any processor.
     cumulative_logprob counts from the sample's first token, in a piece too. stats: of this sample;
@@ -56,7 +57,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
-    """As in vLLM. Times are seconds of the host's monotonic clock, None before they come."""
+    """Has vLLM's fields. Times are seconds of the host's monotonic clock, None before they come."""
 
     arrival_time: float
     first_token_time: float | None
@@ -67,7 +68,7 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request and its outputs. `prompt` is None if token ids were given.
+    """Holds a request and its outputs. `prompt` is None if token ids were given.
 
     seed: of outputs[0], given or drawn; output i has seed + i. prompt_logprobs: None for the first
     token of the prompt. With output_kind DELTA, outputs has only samples that have grown, and
@@ -100,19 +101,19 @@ class RequestOutput:
 
     @property
     def stats(self) -> RequestStats:
-        """Statistics of all its outputs together; with output_kind DELTA, of what is new."""
+        """Put the statistics of its outputs together; with output_kind DELTA, of what is new."""
         if len(self.outputs) == 1:
             return self.outputs[0].stats
         return RequestStats.of_samples([each.stats for each in self.outputs])
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens of the prompt that were found in the prefix cache."""
+        """Return how many tokens of the prompt were found in the prefix cache."""
         return self.stats.num_cached_tokens
 
     @property
     def metrics(self) -> RequestMetrics:
-        """Times of the request, in vLLM's names."""
+        """Return times of the request, in vLLM's names."""
         stats = self.stats
         return RequestMetrics(
             arrival_time=stats.arrival_time,

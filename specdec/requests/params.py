@@ -35,7 +35,7 @@ MIN_TEMPERATURE = 0.01  # below it, float32 no longer tells logits / temperature
 
 
 class RequestOutputKind(Enum):
-    """What each output of AsyncLLM.generate has: the whole text so far, what is new, or the end."""
+    """Says what an output of AsyncLLM.generate has: all so far, what is new, or only the end."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -45,7 +45,7 @@ class RequestOutputKind(Enum):
 @refusing_unknown(SAMPLING, max_new_tokens="max_tokens")
 @dataclass(slots=True)
 class SamplingParams:
-    """Parameters of one request. ValueError names the one that is invalid.
+    """Holds the parameters of one request. ValueError names the one that is invalid.
 
     How tokens are chosen, in this order: logit_bias {token id: added to its logit};
     allowed_token_ids, excluding all others; bad_words, never completed; no end of text before
@@ -115,27 +115,27 @@ class SamplingParams:
             _check_structured(self)
 
     def clone(self) -> "SamplingParams":
-        """A checked copy, independent of this one."""
+        """Return a checked copy, independent of this one."""
         return replace(self)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple."""
+        """Return `stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     def num_logprobs(self) -> int | None:
-        """`logprobs` as a count."""
+        """Return `logprobs` as a count."""
         return ALL_LOGPROBS if self.logprobs == -1 else self.logprobs
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """`prompt_logprobs` as a count."""
+        """Return `prompt_logprobs` as a count."""
         return ALL_LOGPROBS if self.prompt_logprobs == -1 else self.prompt_logprobs
 
     @property
     def flags(self) -> SamplingFlags:
-        """What a step with this request has to compute."""
+        """Tell what a step with this request has to compute."""
         has_limit = self.top_p < 1 or self.top_k > 0 or self.min_p > 0
         penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
         return SamplingFlags(

@@ -1,4 +1,4 @@
-"""What a request writes, read piece by piece: RequestOutput.add joins them to the whole."""
+"""A request is read piece by piece as it grows; RequestOutput.add joins pieces to the whole."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from specdec.requests.request import Request
 
 @dataclass(slots=True)
 class Seen:
-    """How much of a sample has been read."""
+    """Tells how much of a sample has been read."""
 
     num_chars: int = 0
     num_tokens: int = 0

@@ -63,38 +63,38 @@ class Request:
 
     @property
     def all_samples(self) -> "list[Request]":
-        """Of its caller's request."""
+        """Return all samples of its caller's request."""
         return self.samples or [self]
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and generated tokens; the last generated one is not computed yet."""
+        """Count prompt and generated tokens; the last generated one is not computed yet."""
         return len(self.prompt_token_ids) + len(self.token_ids)
 
     @property
     def order(self) -> tuple[int, int]:
-        """By priority, then arrival: the lowest goes first."""
+        """Rank by priority, then arrival: the lowest goes first."""
         return self.priority, self.number
 
     @property
     def is_ending(self) -> bool:
-        """Whether it has ended, or the steps in flight are sure to end it."""
+        """Tell whether it has ended, or the steps in flight are sure to end it."""
         least_tokens = len(self.token_ids) + self.least_pending
         return self.finish is not None or least_tokens >= self.rules.max_tokens
 
     @property
     def may_be_ending(self) -> bool:
-        """Whether it has ended, or the steps in flight bring `max_tokens` if all drafts hold."""
+        """Tell whether it has ended, or ends with the steps in flight if all drafts hold."""
         tokens = len(self.token_ids) + self.most_pending
         return self.finish is not None or tokens >= self.rules.max_tokens
 
     @property
     def waits_for_results(self) -> bool:
-        """Whether its next step cannot be launched ahead: its masks depend on steps in flight."""
+        """Tell whether its next step must wait: its masks depend on steps in flight."""
         return self.guide is not None and self.finish is None and self.num_in_flight > 0
 
     def tokens(self, start: int, stop: int) -> list[int]:
-        """Prompt and generated tokens from `start` up to `stop`."""
+        """Return prompt and generated tokens from `start` up to `stop`."""
         P = len(self.prompt_token_ids)
         generated = self.token_ids[max(start - P, 0) : max(stop - P, 0)]
         return self.prompt_token_ids[start:stop] + generated
@@ -146,11 +146,11 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every sample has ended."""
+        """Tell whether every sample has ended."""
         return all(sample.finish is not None for sample in self.all_samples)
 
     def text(self) -> str:
-        """While it runs, what is certain; then the full decode, or the text up to a stop string."""
+        """Return what is certain while it runs, then all of it, or the text up to a stop string."""
         self._complete_text()
         if not self.params.detokenize:
             return ""

@@ -88,7 +88,7 @@ class SpeculationStats:
     _rounds: list[PlainRound] = field(default_factory=list, init=False)
 
     def __repr__(self) -> str:
-        """The figures, not the rounds that they are derived from."""
+        """Show the figures, not the rounds that they are derived from."""
         return self._shown(SHOWN)
 
     def _shown(self, names: Sequence[str]) -> str:
@@ -97,11 +97,11 @@ class SpeculationStats:
 
     @property
     def rounds(self) -> list[RoundRecord]:
-        """All rounds, in order: new records each time."""
+        """Return all rounds, in order: new records each time."""
         return self.rounds_after(0)
 
     def rounds_after(self, count: int) -> list[RoundRecord]:
-        """Those after the first `count`."""
+        """Return the rounds after the first `count`."""
         return [RoundRecord(*each) for each in self._rounds[count:]]
 
     def add_round(self, record: RoundRecord) -> None:
@@ -116,13 +116,13 @@ class SpeculationStats:
 
     @staticmethod
     def merged(parts: "Iterable[SpeculationStats]") -> "SpeculationStats":
-        """The rounds of several requests as one run."""
+        """Add up the rounds of several requests as one run."""
         total = SpeculationStats()
         total.add_rounds(list(parts))
         return total
 
     def add_rounds(self, parts: "Sequence[SpeculationStats]") -> None:
-        """The rounds of others, to none of its own."""
+        """Take over the rounds of others, having none of its own."""
         for part in parts:
             self._rounds += part._rounds
         rules = {part.acceptance for part in parts}
@@ -131,17 +131,17 @@ class SpeculationStats:
 
     @property
     def num_drafted(self) -> list[int]:
-        """Of each round."""
+        """Count the drafts of each round."""
         return [len(draft_tokens) for draft_tokens, *_ in self._rounds]
 
     @property
     def num_accepted(self) -> list[int]:
-        """Of each round, before the last one is trimmed."""
+        """Count accepted drafts of each round, before the last one is trimmed."""
         return [num_accepted for _, num_accepted, *_ in self._rounds]
 
     @property
     def num_levels(self) -> list[int]:
-        """Of each round, drafts on the longest path."""
+        """Count the drafts on the longest path of each round."""
         return [_num_levels(draft_tokens, parents) for draft_tokens, *_, parents in self._rounds]
 
     @property
@@ -190,7 +190,7 @@ class SpeculationStats:
         return dict(sorted(Counter(count + 1 for count in self.num_accepted).items()))
 
     def as_dict(self) -> dict[str, object]:
-        """All figures, for JSON."""
+        """Return all figures, for JSON."""
         return {name: getattr(self, name) for name in FIGURES}
 
 

@@ -1,4 +1,4 @@
-"""Requests from any number of event loops to an engine that lives elsewhere.
+"""Requests go from any number of event loops to an engine that lives elsewhere.
 
 A thread of this process (async_llm.py) or a process of its own (process_llm.py) has the engine.
 Nothing waits for an engine that makes no progress for long: EngineSilentError says so.
@@ -35,7 +35,7 @@ LOOK_SECONDS = 1.0  # between two looks at its progress
 
 
 class Host(Protocol):
-    """What runs the engine; see EngineThread. After its end every call raises EngineDeadError."""
+    """Runs the engine; see EngineThread. After its end every call raises EngineDeadError."""
 
     def add(self, new: NewRequest, listener: Listener) -> Future[None]:
         """Queue a request that has an id; answered once checked."""
@@ -45,11 +45,11 @@ class Host(Protocol):
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are taken."""
+        """Tell whether requests are taken."""
 
     @property
     def silent_seconds(self) -> float:
-        """For how long it has made no progress, although there is something to do."""
+        """Tell for how long it has made no progress, although there is something to do."""
 
     def close(self) -> None:
         """Abort what runs and end; waits. No effect twice."""
@@ -66,7 +66,7 @@ class AsyncEngine:
 
     @property
     def facts(self) -> EngineFacts:
-        """What a server has to know of the engine."""
+        """Tell what a server has to know of the engine."""
         raise NotImplementedError
 
     async def check_grammar(self, params: SamplingParams) -> None:
@@ -77,7 +77,7 @@ class AsyncEngine:
         raise NotImplementedError
 
     async def get_metrics(self) -> list[Metric]:
-        """Counts since the start, and what runs now (specdec.requests.metrics)."""
+        """List counts since the start, and what runs now (specdec.requests.metrics)."""
         raise NotImplementedError
 
     async def generate(
@@ -124,7 +124,7 @@ class AsyncEngine:
                 self._host.abort(name, mailbox.put)
 
     async def _prepared(self, new: NewRequest) -> NewRequest:
-        """The same, with what may take long done beside the engine; ValueError if it is bad."""
+        """Do beside the engine what may take long, and return the rest; ValueError if it is bad."""
         return new
 
     async def abort(self, request_id: str) -> bool:
@@ -137,7 +137,7 @@ class AsyncEngine:
         return await self._answer(lambda: self._host.abort(request_id))
 
     async def _answer(self, ask: Callable[[], Future[Found]]) -> Found:
-        """What the engine answers; EngineSilentError if it does not, within limits of time."""
+        """Wait for the engine's answer; EngineSilentError if it takes too long."""
         self._check_progress(SILENT_SECONDS)
         began = time.monotonic()
         answer = asyncio.wrap_future(ask())
@@ -169,12 +169,12 @@ class AsyncEngine:
 
     @property
     def is_running(self) -> bool:
-        """Whether the engine takes requests: it has neither failed nor been shut down."""
+        """Tell whether the engine takes requests: it has neither failed nor been shut down."""
         return self._host.is_running
 
     @property
     def is_well(self) -> bool:
-        """Whether it takes requests and has made progress lately, if it had anything to do."""
+        """Tell whether it takes requests and has made progress lately, if there was work."""
         return self.is_running and self._host.silent_seconds <= SILENT_SECONDS
 
     def shutdown(self) -> None:
@@ -206,7 +206,7 @@ class Waker:
         self._full: list[asyncio.Event] = []
 
     def wake(self, reader: asyncio.Event) -> bool:
-        """In any thread. False if the loop is closed."""
+        """Wake a reader, from any thread. False if the loop is closed."""
         with self._lock:
             is_scheduled = bool(self._full)
             self._full.append(reader)
@@ -223,7 +223,7 @@ class Waker:
 
     @property
     def is_open(self) -> bool:
-        """Whether the loop still runs what it is given."""
+        """Tell whether the loop still runs what it is given."""
         loop = self._loop()
         return loop is not None and not loop.is_closed()
 
@@ -235,7 +235,7 @@ class Waker:
 
 
 class Mailbox:
-    """What one request has gained, on its way from the engine's thread to an event loop.
+    """Carries what one request has gained from the engine's thread to an event loop.
 
     Outputs that were not fetched are joined: a slow reader loses nothing and is woken once.
     """

@@ -61,7 +61,7 @@ class AsyncLLM(AsyncEngine):
 
     @property
     def facts(self) -> EngineFacts:
-        """What a server has to know of the engine."""
+        """Tell what a server has to know of the engine."""
         return self._facts
 
     async def check_grammar(self, params: SamplingParams) -> None:
@@ -111,7 +111,7 @@ class AsyncLLM(AsyncEngine):
                 yield output
 
     async def _prepared(self, new: NewRequest) -> NewRequest:
-        """With the ids of a long text, and with its grammar compiled: no step waits for these."""
+        """Encode a long text and compile a grammar here, so that no step waits for them."""
         text = new.prompt
         if isinstance(text, Mapping) and set(text) == {"prompt"}:
             text = text["prompt"]
@@ -123,7 +123,7 @@ class AsyncLLM(AsyncEngine):
         return new
 
     def _encode(self, text: str, adds_special: bool) -> list[int]:
-        """By a tokenizer of its own: who holds the engine's holds up the texts that it writes."""
+        """Encode by a tokenizer of its own: holding the engine's would delay its texts."""
         with self._encoder_lock:
             if self._encoder is None:
                 self._encoder = Tokenizer(self.llm.tokenizer.directory)
@@ -135,9 +135,9 @@ class AsyncLLM(AsyncEngine):
         return self.llm.get_tokenizer()
 
     async def get_metrics(self) -> list[Metric]:
-        """Counts since the start, and what runs now (specdec.requests.metrics)."""
+        """List counts since the start, and what runs now (specdec.requests.metrics)."""
         return await self._answer(lambda: self._thread.call(self.llm.engine.metrics))
 
     async def graph_counters(self) -> dict[str, GraphCounters]:
-        """What each family of CUDA graphs cost, and the batches that it served."""
+        """Tell what each family of CUDA graphs cost, and which batches it served."""
         return await self._answer(lambda: self._thread.call(self.llm.graph_counters))

@@ -34,14 +34,14 @@ CLOSING_SECONDS = 60.0  # for the step that runs, and to free what the engine ha
 
 
 class Beat(NamedTuple):
-    """A sign of life. silent_seconds: of the engine's thread."""
+    """Shows that the process lives. silent_seconds: of the engine's thread."""
 
     silent_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStart:
-    """What the process runs; all of it can be pickled.
+    """Says what the process runs; all of it can be pickled.
 
     model, speculative_config, options: of LLM
     set_up: called first, for logging
@@ -153,12 +153,12 @@ class EngineProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are taken."""
+        """Tell whether requests are taken."""
         return self._end is None and self._owner == os.getpid()
 
     @property
     def silent_seconds(self) -> float:
-        """For how long the engine has made no progress, or its process has said nothing."""
+        """Tell for how long the engine has made no progress, or its process has said nothing."""
         if not self.is_running:
             return 0.0
         return time.monotonic() - self._beat_at + self._beat.silent_seconds
@@ -181,7 +181,7 @@ class EngineProcess:
     # the threads at the pipe
 
     def _send(self) -> None:
-        """What is asked, in order: the pipe may be full, and its askers must not wait."""
+        """Send what is asked, in order: the pipe may be full, and callers must not wait."""
         with suppress(OSError):  # the process has ended: the reader answers
             while True:
                 self._pipe.send_bytes(self._outbox.get())
@@ -236,7 +236,7 @@ class EngineProcess:
             answer.set_result(value)
 
     def _forget(self, number: str) -> None:
-        """A request that has ended, or was never begun; maybe all have ended meanwhile."""
+        """Drop a request that has ended, or was never begun; maybe all have ended meanwhile."""
         with self._lock:
             found = self._requests.pop(number, None)
             if found is not None and self._numbers.get(found[0]) == number:
@@ -257,7 +257,7 @@ class EngineProcess:
             listener(self._dead_error())
 
     def _dead_error(self) -> EngineDeadError:
-        """A new error for each caller, so that their tracebacks stay apart."""
+        """Make a new error for each caller, so that their tracebacks stay apart."""
         if self._owner != os.getpid():
             return EngineDeadError(f"the engine belongs to process {self._owner}: build one here")
         return EngineDeadError(str(self._end))

@@ -52,7 +52,7 @@ Listener = Callable[[RequestOutput | EngineDeadError], bool]
 
 @dataclass(frozen=True, slots=True)
 class Command(Generic[Answer]):
-    """A call for the engine's thread. raises_to_caller: its errors do not end the engine."""
+    """Holds a call for the engine's thread. raises_to_caller: its errors do not end the engine."""
 
     function: Callable[[], Answer]
     raises_to_caller: bool
@@ -113,12 +113,12 @@ class EngineThread:
 
     @property
     def is_running(self) -> bool:
-        """Whether commands are taken."""
+        """Tell whether commands are taken."""
         return not self._is_over and self._process == os.getpid()
 
     @property
     def silent_seconds(self) -> float:
-        """For how long it has made no progress, although there is something to do."""
+        """Tell for how long it has made no progress, although there is something to do."""
         with self._lock:  # without it the thread might end meanwhile
             if self._is_over:
                 return 0.0
@@ -127,7 +127,7 @@ class EngineThread:
         return max(time.monotonic() - max(self._progress_at, self._seen_at), 0.0)
 
     def _has_used_a_cpu(self) -> bool:
-        """Since the last look, where it computes on one. Waiting for a GPU may use one too."""
+        """Tell whether it has since the last look. A CPU only: waiting for a GPU uses one too."""
         if self._engine.runner.device.type != "cpu" or self._thread.ident is None:
             return False
         now = time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
@@ -145,7 +145,7 @@ class EngineThread:
             self._thread.join()
 
     def wait(self) -> BaseException | None:
-        """For the end of the thread; the error that has ended it."""
+        """Wait for the end of the thread; return the error that has ended it."""
         self._thread.join()
         return self._cause
 
@@ -213,7 +213,7 @@ class EngineThread:
         )
 
     def _dead_error(self) -> EngineDeadError:
-        """A new error for each caller, so that their tracebacks stay apart."""
+        """Make a new error for each caller, so that their tracebacks stay apart."""
         if self._cause is None:
             return EngineDeadError("the engine was shut down")
         name = type(self._cause).__name__

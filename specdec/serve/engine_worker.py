@@ -76,7 +76,7 @@ def _watch(pipe: Connection, is_loaded: threading.Event) -> None:
 
 
 class Worker:
-    """One engine. Its public methods are what the other side may ask for."""
+    """Runs one engine. The other side may ask for its public methods."""
 
     def __init__(self, llm: LLM, pipe: Connection) -> None:
         self._llm = llm
@@ -88,7 +88,7 @@ class Worker:
         self._beat_at = time.monotonic()  # the next one
 
     def run(self) -> int:
-        """Until the end; the exit status."""
+        """Serve until the end; return the exit status."""
         threading.Thread(target=_or_end, args=(self._read,), daemon=True).start()
         sender = threading.Thread(target=_or_end, args=(self._send,), daemon=True)
         sender.start()
@@ -106,11 +106,11 @@ class Worker:
         return self._engine.add(new, self._listen)
 
     def abort(self, request_id: str) -> Future[bool]:
-        """End one."""
+        """End a request."""
         return self._engine.abort(request_id)
 
     def metrics(self) -> Future[list[Metric]]:
-        """The engine's."""
+        """List the engine's counts."""
         return self._engine.call(self._llm.engine.metrics)
 
     def check_grammar(self, params: SamplingParams) -> Future[None]:
@@ -136,7 +136,7 @@ class Worker:
     # the pipe
 
     def _send(self) -> None:
-        """All that waits in the outbox, until nothing more comes or nobody reads."""
+        """Send what waits in the outbox, until nothing more comes or nobody reads."""
         try:
             while (message := self._next()) is not None:
                 self._pipe.send(message)
@@ -146,7 +146,7 @@ class Worker:
             self._pipe.close()
 
     def _next(self) -> Message | None:
-        """What waits in the outbox, and a beat when it is time for one."""
+        """Wait for a message in the outbox, or until it is time for a beat."""
         left = self._beat_at - time.monotonic()
         if left > 0:
             with suppress(Empty):
@@ -178,7 +178,7 @@ class Worker:
 
 
 def _or_end(function: Callable[[], None]) -> None:
-    """What a thread does. Without one of the pipe's threads the process would be of no use."""
+    """Run a thread's work. If it fails, the process ends: it would be of no use."""
     try:
         function()
     except BaseException:
@@ -187,7 +187,7 @@ def _or_end(function: Callable[[], None]) -> None:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """An error that the other side can read: another one with its words if need be."""
+    """Return an error that the other side can read: another one with its words if need be."""
     try:
         ForkingPickler.loads(ForkingPickler.dumps(error))
     except Exception:

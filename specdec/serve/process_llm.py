@@ -1,4 +1,4 @@
-"""AsyncLLM's interface to an engine in another process, as far as a server needs it."""
+"""ProcessLLM has AsyncLLM's interface to an engine in another process, as a server needs it."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ class ProcessLLM(AsyncEngine):
 
     @property
     def facts(self) -> EngineFacts:
-        """What a server has to know of the engine."""
+        """Tell what a server has to know of the engine."""
         return self._process.facts
 
     async def check_grammar(self, params: SamplingParams) -> None:
@@ -33,7 +33,7 @@ class ProcessLLM(AsyncEngine):
         await self._ask("check_grammar", params)
 
     async def get_metrics(self) -> list[Metric]:
-        """Counts since the start, and what runs now (specdec.requests.metrics)."""
+        """List counts since the start, and what runs now (specdec.requests.metrics)."""
         found: list[Metric] = await self._ask("metrics")
         return found
 

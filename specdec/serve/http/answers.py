@@ -1,4 +1,4 @@
-"""Outputs in OpenAI's forms: whole answers, chunks of streams, usage."""
+"""Outputs are written in OpenAI's forms: whole answers, chunks of streams, usage."""
 
 import time
 import uuid
@@ -21,7 +21,7 @@ LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of one choice: the piece `new`, by which the output of a prompt has grown.
+    """Describes how one choice has grown: by the piece `new`.
 
     position: of the prompt in the request. output: of the prompt, so far. rounds: what was drafted,
     if the request asks for it; a round comes once its text is certain.
@@ -35,22 +35,22 @@ class Part:
 
 
 class Form(Protocol):
-    """How a route writes choices."""
+    """Says how a route writes choices."""
 
     prefix: str  # of the ids of answers
     name: str
     chunk_name: str
 
     def choice(self, api_request: ApiRequest, part: Part) -> Json:
-        """A choice that is whole."""
+        """Write a choice that is whole."""
 
     def chunk_choices(self, api_request: ApiRequest, part: Part) -> list[Json]:
-        """Parts of a choice in a stream, in order."""
+        """Write parts of a choice in a stream, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What an answer and all its chunks begin with."""
+    """Holds what an answer and all its chunks begin with."""
 
     answer_id: str
     model: str
@@ -58,11 +58,11 @@ class Heading:
 
     @staticmethod
     def of(form: Form, api_request: ApiRequest) -> "Heading":
-        """With an id of its own, which is none of the engine's."""
+        """Draw an id, which is none of the engine's."""
         return Heading(f"{form.prefix}-{uuid.uuid4().hex}", api_request.model, int(time.time()))
 
     def fields(self, name: str) -> Json:
-        """name: of the kind of object."""
+        """Return the fields. name: of the kind of object."""
         return {
             "id": self.answer_id,
             "object": name,
@@ -72,7 +72,7 @@ class Heading:
 
 
 def usage(outputs: Sequence[RequestOutput], api_request: ApiRequest) -> Json:
-    """Tokens of all prompts and choices, and of speculation in OpenAI's own fields."""
+    """Count tokens of all prompts and choices, and of speculation in OpenAI's own fields."""
     num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
     written = [0 if api_request.writes_nothing else _num_written(output) for output in outputs]
     accepted = sum(output.stats.num_accepted_tokens for output in outputs)
@@ -95,7 +95,7 @@ def _num_written(output: RequestOutput) -> int:
 
 
 class ChatForm:
-    """/v1/chat/completions. reading: of the answers' texts. token_bytes: of a token id."""
+    """Writes /v1/chat/completions. reading: of the answers' texts. token_bytes: of a token id."""
 
     prefix = "chatcmpl"
     name = "chat.completion"
@@ -161,7 +161,7 @@ class ChatForm:
 
 
 class CompletionForm:
-    """/v1/completions. prompts: of the request, for echo. token_bytes: of a token id."""
+    """Writes /v1/completions. prompts: of the request, for echo. token_bytes: of a token id."""
 
     prefix = "cmpl"
     name = "text_completion"
@@ -191,7 +191,7 @@ class CompletionForm:
         }
 
     def chunk_choices(self, api_request: ApiRequest, part: Part) -> list[Json]:
-        """A chunk has the form of a whole answer."""
+        """Write a chunk, which has the form of a whole answer."""
         return [self.choice(api_request, part)]
 
     def _logprobs(self, api_request: ApiRequest, part: Part, has_prompt: bool) -> Json | None:
@@ -210,7 +210,7 @@ class CompletionForm:
 
 
 class _Columns:
-    """Logprobs of a completion, a list for each property. skips_special: tokens without text."""
+    """Lists logprobs of a completion by property. skips_special: special tokens have no text."""
 
     def __init__(self, count: int, token_bytes: TokenBytes, skips_special: bool) -> None:
         self._count = count
@@ -222,7 +222,7 @@ class _Columns:
         self._offsets: list[int] = []
 
     def add_prompt(self, output: RequestOutput, text: str) -> None:
-        """The first token has no logprob. A special token may not be in the text."""
+        """Add the prompt: its first token has no logprob, and special tokens may have no text."""
         rows = output.prompt_logprobs or []
         whole = text.encode("utf-8", "replace")
         place = offset = 0  # in bytes and in characters
@@ -236,7 +236,7 @@ class _Columns:
                 offset += _num_chars(data)
 
     def add(self, token_ids: Sequence[int], rows: Sequence[dict[int, Logprob]], offset: int) -> int:
-        """Generated tokens; the offset after them."""
+        """Add generated tokens; return the offset after them."""
         for token, found in zip(token_ids, rows, strict=True):
             self._add(token, found, offset)
             if found[token].decoded_token or not self._skips_special:
@@ -244,7 +244,7 @@ class _Columns:
         return offset
 
     def as_dict(self) -> Json:
-        """OpenAI's form."""
+        """Return OpenAI's form."""
         return {
             "tokens": self._tokens,
             "token_logprobs": self._values,
@@ -259,7 +259,7 @@ class _Columns:
         self._best.append(None if found is None else self._named(token, found))
 
     def _named(self, token: int, found: dict[int, Logprob]) -> dict[str, float]:
-        """The best ones, and the token itself. Of tokens with equal bytes others have their ids."""
+        """Name the best ones and the token itself; if bytes are equal, others go by their ids."""
         ranked = list(dict.fromkeys([*_best(found, self._count), token]))
         keys = {token: _key(self._token_bytes(token))}
         for each in ranked:
@@ -269,7 +269,7 @@ class _Columns:
 
 
 def _key(data: bytes) -> str:
-    """A token as text, or what OpenAI writes for a part of a character."""
+    """Return a token as text, or what OpenAI writes for a part of a character."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -277,7 +277,7 @@ def _key(data: bytes) -> str:
 
 
 def _num_chars(data: bytes) -> int:
-    """Characters that begin in these bytes."""
+    """Count characters that begin in these bytes."""
     return sum(byte & 0xC0 != 0x80 for byte in data)
 
 
@@ -293,7 +293,7 @@ def _best(found: dict[int, Logprob], count: int) -> list[int]:
 
 
 def _extras(api_request: ApiRequest, part: Part) -> Json:
-    """Token ids, the prompt's in the first part, and rounds, where they are asked for."""
+    """Return token ids, the prompt's in the first part, and rounds, if they are asked for."""
     found: Json = {}
     if api_request.returns_token_ids:
         found["token_ids"] = part.new.token_ids

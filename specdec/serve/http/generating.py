@@ -1,4 +1,4 @@
-"""An answer while it is generated: whole or as a stream; a client that leaves aborts its requests.
+"""Answers are generated here, whole or as a stream; a client that leaves aborts its requests.
 
 Everything runs while the answer is sent, so that there is one place that ends what was begun.
 """
@@ -37,7 +37,7 @@ STREAM_HEADERS = [
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What answering needs."""
+    """Holds what answering needs."""
 
     llm: AsyncEngine
     traffic: Traffic
@@ -119,7 +119,7 @@ class Generation(Response):
 
 
 class Answer(Generation):
-    """In one of OpenAI's forms with choices."""
+    """Answers in one of OpenAI's forms with choices."""
 
     def __init__(
         self, services: Services, api_request: ApiRequest, prompts: Sequence[Encoded], form: Form
@@ -144,7 +144,7 @@ class Answer(Generation):
         return json_response({**fields, "choices": choices, "usage": counts})
 
     async def _stream(self, outputs: Outputs, send: Send) -> None:
-        """An error before the first output has a status of its own; later ones are events."""
+        """Send a stream; only an error before its first output has a status of its own."""
         first = await anext(outputs)
         await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
         try:
@@ -202,7 +202,7 @@ class Answer(Generation):
 async def merged(
     generators: Sequence[AsyncGenerator[RequestOutput, None]],
 ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """The outputs of all generators as they come. Closing it closes them."""
+    """Yield the outputs of all generators as they come. Closing it closes them."""
     if len(generators) == 1:
         async with aclosing(generators[0]) as outputs:
             async for output in outputs:
@@ -242,7 +242,7 @@ async def _left(receive: Receive) -> None:
 
 
 async def send_event(send: Send, data: bytes, name: str | None = None) -> None:
-    """TimeoutError if the client does not read; the answer ends then, as if the client had left."""
+    """Send an event; TimeoutError if the client does not read, and the answer ends."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     body = head + b"data: " + data + b"\n\n"
     async with asyncio.timeout(STALLED):

@@ -1,4 +1,4 @@
-"""Figures of a server for Prometheus, in vLLM's names with the prefix `specdec:`.
+"""A server's figures are written for Prometheus, in vLLM's names with the prefix `specdec:`.
 
 Counts are the engine's own (requests/metrics.py), asked for at each scrape; times are taken from
 outputs as they are sent.

@@ -28,7 +28,7 @@ from specdec.serve.http.tools.events import Event, Reasoning
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Tokens. num_cached: of the prompt; num_reasoning: of the output."""
+    """Counts tokens. num_cached: of the prompt; num_reasoning: of the output."""
 
     num_prompt: int
     num_cached: int
@@ -49,23 +49,23 @@ class Script(Protocol):
     """Writes events, objects with a `type` each, in order."""
 
     def begin(self, counts: Counts) -> Iterator[Json]:
-        """Before the text."""
+        """Write what precedes the text."""
 
     def write(self, event: Event) -> Iterator[Json]:
-        """For a part of the text."""
+        """Write a part of the text."""
 
     def end(self, ending: Ending, counts: Counts) -> Iterator[Json]:
-        """After the text."""
+        """Write what follows the text."""
 
     def fail(self, error: ApiError) -> Iterator[Json]:
-        """Instead of the rest."""
+        """Write an error instead of the rest."""
 
     def whole(self) -> Json:
-        """The whole answer, after its end."""
+        """Return the whole answer, after its end."""
 
 
 class EventAnswer(Generation):
-    """headers: of the answer, beside its own."""
+    """Answers by a script. headers: of the answer, beside its own."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class EventAnswer(Generation):
         return written
 
     async def _num_reasoning(self) -> int:
-        """Tokens of the text, since nothing tells which tokens of the output it came from."""
+        """Count tokens of the text, since nothing tells which tokens of the output it came from."""
         encode = self._services.tokenizer.encode_word
         return len(await asyncio.to_thread(encode, self._reasoning)) if self._reasoning else 0
 

@@ -1,1 +1,1 @@
-"""Which request computes what in the next step. No torch."""
+"""What decides which request computes what in the next step. No torch."""

@@ -1,12 +1,12 @@
-"""Which cache blocks are in use, free, or free with contents worth finding. Host only.
+"""Cache blocks: which are in use, free, or free with contents worth finding. Host only.
 
 One pool serves both models' caches. A published block (its contents have a key) stays in the index
 after its last reference is dropped, until it is reused. Unpublished blocks are reused first, then
 published ones, least recently freed first.
 
 Blocks with the same key hold the same keys and values. An entry of the target's cache depends on
-the tokens up to its own; one of the draft's, for the pair (h_t, x_t+1), also on the token after it.
-So a block's key covers all tokens up to the end of the block and one more.
+the tokens up to its own; an entry of the draft's, for the pair (h_t, x_t+1), also on the token
+after it. So a block's key covers all tokens up to the end of the block and one more.
 """
 
 from array import array
@@ -20,8 +20,6 @@ NO_PREFIX = b""
 
 
 class BlockPool:
-    """Blocks 0..num_blocks - 1."""
-
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._num_refs = [0] * num_blocks
@@ -32,7 +30,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks without a reference."""
+        """Count the blocks without a reference."""
         return len(self._free_blank) + len(self._free_published)
 
     def allocate(self, count: int) -> list[int]:
@@ -63,7 +61,7 @@ class BlockPool:
                     self._free_blank.append(block)
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """Blocks of the keys, up to the first key that is not in the index."""
+        """Look the keys up in order; return the blocks of those before the first unknown key."""
         found = []
         for key in keys:
             if key not in self._block_of:
@@ -79,7 +77,6 @@ class BlockPool:
             self._key_of[block] = key
 
     def unpublish(self, blocks: Iterable[int]) -> None:
-        """Remove blocks from the index."""
         for block in blocks:
             key = self._key_of.pop(block, None)
             if key is not None:
@@ -101,5 +98,5 @@ def block_key(before: bytes, tokens: Sequence[int]) -> bytes:
 
 
 def num_whole_blocks(num_tokens: int) -> int:
-    """How many blocks have a key once the first `num_tokens` tokens are known."""
+    """Count the blocks that have a key once the first `num_tokens` tokens are known."""
     return max(num_tokens - 1, 0) // BLOCK_SIZE

@@ -1,10 +1,10 @@
-"""How often a draft holds whose own probability is p: a logistic in logit(p).
+"""How often a draft of probability p holds: a logistic in logit(p).
 
-A level of the chain has two numbers, (intercept, slope), for greedy requests and two for sampled
+Each level of the chain has two numbers, (intercept, slope), for greedy requests and two for sampled
 ones: conditional = sigmoid(intercept + slope * logit(p)), the chance that the draft holds given
-that those before it do. They are fitted to verified drafts whose parents held, the recent ones of
-each level and kind. What is drafted but not verified says nothing about it and is not used; rows go
-to drafts by p, so that the relation between p and y stays the same among the verified ones.
+that those before it do. They are fitted to recent verified drafts of each level and kind whose
+parents held. Drafts that were not verified show nothing and are not used; rows go to drafts by p,
+so the relation between p and y stays the same among the verified ones.
 """
 
 from typing import Any

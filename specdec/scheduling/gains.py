@@ -55,7 +55,7 @@ class GainCurves:
         self._stop_below(threshold)
 
     def at(self, threshold: float) -> "GainCurves":
-        """The same sample with another threshold."""
+        """Stop the drafts of this sample at another threshold."""
         other = copy(self)
         vars(other).pop("_sums", None)
         other._stop_below(threshold)
@@ -104,7 +104,7 @@ class GainCurves:
         return float((below + (place - low) * (above - below)) / scale)
 
     def gains(self, num_rows: Integers, num_requests: int) -> Floats:
-        """[K, C]: the same for every number of levels, and num_rows [C] rows of drafts."""
+        """Return the gain for every number of levels and num_rows [C] rows of drafts, [K, C]."""
         scale = self.group_size / num_requests
         places = np.minimum(np.maximum(num_rows, 0) * scale, self._sizes[:, None])
         low = places.astype(np.intp)
@@ -115,7 +115,10 @@ class GainCurves:
 
 
 def _mean_votes(paths: Floats) -> Floats:
-    """[groups, K - 1] mean path of the requests that may have the next level; 0: none may."""
+    """Average, by group and level, the paths of requests that may have the next level; 0: none may.
+
+    Returns [groups, K - 1].
+    """
     has_room = paths[..., 1:] > 0
     sums = (paths[..., :-1] * has_room).sum(axis=1)
     return np.asarray(sums / np.maximum(has_room.sum(axis=1), 1))

@@ -77,7 +77,7 @@ class KindProbes:
         self.reset()
 
     def reset(self) -> None:
-        """Another kind is chosen."""
+        """Start again after another kind was chosen."""
         self._num_since = 0
 
     def is_due(self, loss: float) -> bool:

@@ -1,8 +1,8 @@
-"""What recent rounds said about the draft: a ring of its probabilities, and their calibration.
+"""What recent rounds showed of the draft: a ring of its probabilities, and their calibration.
 
 The ring holds one entry per request and round with drafts: the raw probabilities of the draft, so
-that a better calibration applies to old entries too. Levels that were not drafted are filled in
-with the level's mean conditional rate when it last was.
+that a better calibration applies to old entries too. A level that was not drafted takes the mean
+conditional rate that the level had when it was last drafted.
 """
 
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from specdec.scheduling.calibration import Booleans, Calibration, Floats, Integers
 
 IMPROBABLE = 1e-4  # for a draft that was not made because many others were more probable
-RATE_WEIGHT = 2.0  # of what was known before, in drafts whose parents held, in a level's mean rate
+RATE_WEIGHT = 2.0  # weight of what was known, in drafts whose parents held, in a level's mean rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class RoundHistory:
 
     @property
     def num_pending(self) -> int:
-        """Rounds that wait for `merge`."""
+        """Count the rounds that wait for `merge`."""
         return len(self._pending)
 
     def add(self, outcome: RoundOutcome) -> None:

@@ -41,7 +41,6 @@ class RowSizes:
 
     @property
     def most_requests(self) -> int:
-        """Of the largest shape."""
         return self._shapes[-1][0]
 
     def of(self, num_requests: int) -> NDArray[np.integer[Any]]:
@@ -79,7 +78,7 @@ class StepOptions:
     plain_ms: float
 
     def scaled(self, ratios: tuple[float, float]) -> "StepOptions":
-        """The same, where steps without drafts and with them take so many times as long."""
+        """Scale plain steps and drafting steps by their measured slowdowns."""
         without, with_drafts = ratios
         return replace(
             self,
@@ -89,7 +88,7 @@ class StepOptions:
         )
 
     def less(self, ms: float) -> "StepOptions":
-        """The same, where each step takes so many milliseconds less."""
+        """Subtract this many milliseconds from each step."""
         return replace(self, ms=self.ms - ms, plain_ms=max(self.plain_ms - ms, 0.0))
 
     def best_rows(self, num_live: int, next_levels: int, rate: float) -> int:
@@ -186,7 +185,7 @@ class RoundOptions:
         return next((levels for levels in fewer if is_near[levels]), most)
 
     def levels_at(self, rate: float, keys_ms: float) -> int:
-        """That bring the most beyond what their time is worth at `rate`."""
+        """Choose the levels that bring the most beyond what their time is worth at `rate`."""
         tokens, ms = self._at(rate)
         return int((tokens - rate * (ms + keys_ms)).argmax())
 
@@ -201,7 +200,7 @@ class RoundOptions:
 
 
 def _behind(first: float, rest: Floats) -> Floats:
-    """The numbers behind one: np.append takes several times as long, and a plan needs dozens."""
+    """Put `first` before `rest`: np.append is several times slower, and a plan needs dozens."""
     found = np.empty(len(rest) + 1)
     found[0], found[1:] = first, rest
     return found

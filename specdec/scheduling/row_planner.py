@@ -46,8 +46,8 @@ THRESHOLDS = (0.0, 0.05, 0.08, 0.12, 0.16, 0.22, 0.3)  # of mean path probabilit
 MOST_STOPPING = 8  # requests; more draft chains, to which stopping brings nothing
 FEW = 8  # requests: each number up to it has an estimate; larger ones serve if a FEWth away
 MANY = 8  # requests: with fewer none is left far behind
-FILLING = 33  # requests: so many or more fill the measured sizes of steps with prompts
-HURRY = 2.0  # where steps should be short, a millisecond counts as so many
+FILLING = 33  # requests: from here on, prompt rows are assumed to fill the measured step
+HURRY = 2.0  # weight of a millisecond where steps should be short
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,6 @@ class NextRound:
 
     @property
     def num_live_levels(self) -> int:
-        """Of chains."""
         return 0 if self.has_trees else self.num_live
 
 
@@ -108,7 +107,6 @@ class StepSize:
 
     @property
     def kind(self) -> Kind:
-        """By what it verified and made."""
         if self.has_trees:
             return Kind.TREE
         is_plain = self.num_levels == 0 and self.num_rows == self.num_requests
@@ -138,23 +136,21 @@ class PlannerStatistics:
     measured_ms: float = 0.0
 
     def since(self, earlier: "PlannerStatistics") -> "PlannerStatistics":
-        """What has come to the sums."""
+        """Subtract earlier sums."""
         names = [field.name for field in fields(self)]
         return PlannerStatistics(**{n: getattr(self, n) - getattr(earlier, n) for n in names})
 
     @property
     def round_tokens(self) -> dict[str, int]:
-        """Of the rounds with drafts that had a prediction."""
+        """Sum the tokens of rounds that had drafts and a prediction."""
         return {"predicted": round(self.predicted_tokens), "measured": self.measured_tokens}
 
     @property
     def tree_share(self) -> float:
-        """Of all rounds, those that verified trees."""
         return self.num_tree_rounds / self.num_rounds if self.num_rounds else 0.0
 
     @property
     def wasted_share(self) -> float:
-        """Of all rows."""
         return self.num_wasted / self.num_rows if self.num_rows else 0.0
 
 
@@ -224,17 +220,16 @@ class RowPlanner:
 
     @property
     def num_fits(self) -> int:
-        """Grows when the calibration changed."""
+        """Count how often the calibration changed."""
         return self._history.calibration.num_fits
 
     @property
     def threshold(self) -> float:
-        """For the drafts after the round that was planned last."""
+        """Return the threshold for the drafts that follow the latest planned round."""
         return self._threshold
 
     @property
     def statistics(self) -> PlannerStatistics:
-        """Up to now."""
         return replace(
             self._statistics,
             num_levels=self._num_planned_levels,
@@ -242,7 +237,6 @@ class RowPlanner:
         )
 
     def plan(self, coming: NextRound) -> RoundPlan:
-        """The next round."""
         self._prompts.add(coming.num_prompt_rows)
         plan = self._plan(coming)
         self._num_planned_levels += plan.num_levels
@@ -328,8 +322,8 @@ class RowPlanner:
     ) -> None:
         """Learn from a round of trees whose results were read.
 
-        chains: what it shows of the chains in them. num_verified, num_accepted: nodes of all.
-        has_time: as of `observe`
+        chains: what it shows of the chains in them. num_verified, num_accepted: nodes of all trees.
+        has_time: see `observe`
         """
         num_requests = len(chains.num_accepted)
         num_drafting = int(np.count_nonzero(chains.num_allowed))
@@ -369,7 +363,6 @@ class RowPlanner:
         self._statistics.measured_ms += ms
 
     def _step_ms(self, step: StepSize) -> float:
-        """By the costs alone."""
         costs = self._costs
         ms = costs.ms_per_key * step.num_keys
         if step.has_trees:
@@ -424,11 +417,11 @@ class RowPlanner:
                 self._know_nothing()
 
     def _know_nothing(self) -> None:
-        """Until chains were seen again."""
+        """Forget the curves until chains are seen again."""
         self._curves = self._tree_curves = None
 
     def _forget(self) -> None:
-        """What is known of the draft."""
+        """Drop all that is known of the draft."""
         self._history.forget()
         self._of_few.clear()
         self._num_rounds = self._next_fit = 1
@@ -490,7 +483,7 @@ class RowPlanner:
             self._tree_curves = _same_threshold(estimate.trees, self._tree_curves)
 
     def _options_of(self, requests: Requests, keys_ms: float) -> RoundOptions:
-        """With the threshold that pays most behind contexts about as long."""
+        """With the threshold that pays most for contexts about as long."""
         num_drafting = requests.num_drafting
         if not self._estimate.serves(num_drafting):
             if num_drafting in self._of_few:
@@ -512,9 +505,10 @@ class RowPlanner:
         return known[key]
 
     def _best_threshold(self, requests: Requests, keys_ms: float) -> GainCurves:
-        """Of those there are. Each is judged by rounds that verify all drafts, as few requests do.
+        """Choose a threshold, judging each by rounds that verify all drafts, as few requests do.
 
-        Only at the best one are other numbers of rows looked at: at each it would take half a step.
+        Other numbers of rows are looked at only for the best one: for all, it would take half a
+        step.
         """
         chains = self._estimate.chains
         if len(chains) == 1:
@@ -564,8 +558,8 @@ class RowPlanner:
 class Estimate:
     """What rounds of a number of drafting requests bring.
 
-    A few requests are one fewer with each that ends, and as many again when the next one begins:
-    what was known of as many serves again, while there are not many new rounds.
+    A few requests are one fewer with each that ends, and one more when the next begins:
+    the estimate for that number serves again, while there are not many new rounds.
 
     chains, trees: by threshold, until it is known which pays, and then those of that one; without
     costs of trees there are none. options: by all that they depend on beside. age: times that new
@@ -601,12 +595,11 @@ class PromptLoad:
             self._rows += weight * (num_rows - self._rows)
 
     def add_tokens(self, num_tokens: int, num_requests: int) -> None:
-        """Of a step that verified."""
         self._tokens += PROMPT_MEMORY * (num_tokens / num_requests - self._tokens)
 
     @property
     def tokens(self) -> float:
-        """Of each request that verified, to an eighth."""
+        """Tokens of each request that verified, to an eighth."""
         return round(8 * self._tokens) / 8
 
     @property
@@ -621,7 +614,6 @@ def _same_threshold(candidates: list[GainCurves], old: GainCurves | None) -> Gai
 
 
 def _entries(num_requests: int) -> int:
-    """Requests and rounds that the gains are estimated from."""
     return max(256, 2 * num_requests)
 
 

@@ -27,7 +27,9 @@ from specdec.sizes import BLOCK_SIZE, EngineSizes
 
 FEW = 4  # requests, of which each has a large share of a step
 ARRIVALS_MEMORY = 1 / 64  # weight of the latest step in the average of arriving rows
-BACKLOG_STEPS = 16  # of what waits, one part in so many rides in a step, where prompts are short
+BACKLOG_STEPS = (
+    16  # at least a part in this many of what waits rides in a step, where prompts are short
+)
 QUIET_STEPS = 32  # without a new request, after which no more are expected
 BURST_ROWS = 4096  # of prompts that wait: several times what does where requests come one by one
 IMPATIENT = 64  # requests up to which a prompt is passed over once; of more, twice in a row
@@ -73,15 +75,14 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request still needs a step, or the result of one."""
         return bool(self.waiting or self._admitted)
 
     @property
     def may_lack_work(self) -> bool:
-        """Whether steps in flight may bring the last tokens of a request of a few, or of all.
+        """Whether steps in flight may bring the last tokens of all requests, or of one among few.
 
         Another step would have nothing to do in its place, and a new request would wait for it.
-        Requests that are sure to end have no place in it, and others may have theirs.
+        Requests that are sure to end take no part in it, and others may have their places.
         """
         if self.prefilling:
             return False
@@ -94,7 +95,6 @@ class Scheduler:
 
     @property
     def _admitted(self) -> list[Request]:
-        """The requests that have a state row."""
         return self.prefilling + self.running
 
     def blocks_needed(self, request: Request) -> int:
@@ -159,7 +159,7 @@ class Scheduler:
         return admitted
 
     def _next(self, num_rows: Counter[str]) -> Request:
-        """The first sample of a request with the fewest rows, so that many samples delay nobody."""
+        """Pick a sample of the request with the fewest rows: many samples delay no other."""
         best = self.waiting[0]
         for request in self.waiting:
             if num_rows[best.request_id] == 0 or request.priority > best.priority:
@@ -246,7 +246,6 @@ class Scheduler:
         return work
 
     def _round(self, verifying: list[Request], waiting: list[Request]) -> Work:
-        """The rows that verify."""
         num_drafting = sum(each.num_speculative_tokens > 0 for each in verifying)
         work = Work(
             verifying=verifying,
@@ -291,7 +290,7 @@ class Scheduler:
         )
 
     def _with_trees(self, work: Work) -> Work:
-        """The same where those that verify have trees: all nodes have rows, of many the best."""
+        """Make the round one of trees: a row for each node, or for the best of many requests."""
         assert self.sizes.tree is not None, "sizes of chains"
         shape = self.sizes.tree.of(len(work.verifying))
         return replace(work, query_len=shape.num_rows, path_len=shape.path_len)
@@ -306,7 +305,7 @@ class Scheduler:
         return _backlog(waiting) >= BURST_ROWS
 
     def _waiting_rows(self, verifying: list[Request], waiting: list[Request]) -> int:
-        """Rows of prompts that would ride if each request verified one row."""
+        """Count the rows of prompts that would ride if each request verified one row."""
         one_row_each = Work(verifying=verifying, query_len=1, prompts=[], parts=[])
         return min(sum(map(_num_left, waiting)), self._prompt_rows(one_row_each, waiting))
 
@@ -332,7 +331,7 @@ class Scheduler:
         }
 
     def _with_ends(self, work: Work) -> Work:
-        """The same with as many drafts as pay beside prompts that end."""
+        """Verify as many drafts as pay beside prompts that end."""
         if self.budget is None or not work.shared_rows:
             return work
         num_ends = sum(part.ends_prompt for part in work.parts)
@@ -372,9 +371,9 @@ class Scheduler:
         return min(self.budget.rows(verified, num_keys, start, arriving), most)
 
     def _verifying(self, ranked: list[Request]) -> list[Request] | None:
-        """All that run, with blocks for the step.
+        """List the running requests, each with blocks for the step.
 
-        None if blocks are short and a step in flight may still free some.
+        Returns None if blocks are short and a step in flight may still free some.
         """
         running = set(self.running)
         kept = []
@@ -407,7 +406,7 @@ class Scheduler:
         return [(request.state_row, first + i, block) for i, block in enumerate(blocks)]
 
     def _preempt(self, request: Request) -> None:
-        """Requeue a request, which has not grown: they grow in order. It is computed again."""
+        """Requeue a request. Requests grow in order, so this one has not grown."""
         (self.running if request in self.running else self.prefilling).remove(request)
         self._release(request)
         request.stats.num_preemptions += 1
@@ -465,7 +464,7 @@ def _num_left(request: Request) -> int:
 
 
 def _backlog(waiting: list[Request]) -> int:
-    """Rows of prompts that wait, of long ones not all."""
+    """Count the rows of prompts that wait; of a long prompt only the first SHORT_PROMPT."""
     return sum(min(_num_left(request), SHORT_PROMPT) for request in waiting)
 
 

@@ -12,12 +12,12 @@ from enum import IntEnum
 from specdec.sizes import TreeShape
 
 LEAST_PROMPT_ROWS = 64  # for the first prompt that waits, in every step
-COMPUTE_BOUND = 256  # rows that verify: from here on more of them take longer
-FEW_ROWS = 64  # one draft in so many rows may give way to prompts that end
+COMPUTE_BOUND = 256  # rows that verify: from here on each further row costs time
+FEW_ROWS = 64  # one draft in this many rows may give way to prompts that end
 RATIO_MEMORY = 1 / 64  # weight of the latest step in a ratio of times
-AGING = 1 / 512  # weight of the latest step in the ratio of steps of the other kind
+AGING = 1 / 512  # weight of the latest step in the ratio of the other kinds of steps
 KNOWN = 8  # steps that took as long as predicted, before any was measured
-OUTLIER = 2.0  # a step counts as at most so many times as long as predicted, or as short
+OUTLIER = 2.0  # a step counts as at most this many times longer or shorter than predicted
 Measured = tuple[tuple[int, float], ...]  # (rows, milliseconds), ascending
 
 
@@ -25,11 +25,11 @@ Measured = tuple[tuple[int, float], ...]  # (rows, milliseconds), ascending
 class StepCosts:
     """Milliseconds of steps, by all their rows with padding.
 
-    rounds, mixed: steps without prompts and with them, behind short contexts. A step takes as long
-        as the first count that holds its rows: that of a captured graph, or of its tiles
-    level: by requests with padding: each level of the draft after the first; empty: their number is
-        fixed, and they are part of the above
-    ms_per_key: for each key that a request which verifies has in its cache
+    rounds, mixed: steps without and with prompts, for short contexts. A step takes as long as the
+        first count that holds its rows: that of a captured graph, or of its tiles
+    level: each level of the draft after the first, by requests with padding; empty: the number of
+        levels is fixed, and they are part of the above
+    ms_per_key: for each key that a verifying request has in its cache
     ms_per_pair: for each row of a prompt and each key before it
     """
 
@@ -40,16 +40,15 @@ class StepCosts:
     ms_per_pair: float = 0.0
 
     def round_ms(self, num_rows: int, num_keys: int) -> float:
-        """A step without prompts."""
         return _at(self.rounds, num_rows) + self.ms_per_key * num_keys
 
     def mixed_ms(self, num_rows: int, num_keys: int, num_pairs: int) -> float:
-        """A step with prompts; num_rows: of all."""
+        """num_rows: of the whole step"""
         keys = self.ms_per_key * num_keys + self.ms_per_pair * num_pairs
         return _at(self.mixed, num_rows) + keys
 
     def sizes_above(self, num_rows: int) -> Iterator[int]:
-        """Row counts that fill a measured step; beyond the largest, by steps of half of it."""
+        """Row counts that fill a measured step; beyond the largest, in steps of half of it."""
         largest = self.mixed[-1][0]
         beyond = range(largest, num_rows + 8 * largest, max(largest // 2, 1))[1:]
         sizes = itertools.chain((rows for rows, _ in self.mixed), beyond)
@@ -58,10 +57,10 @@ class StepCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeCosts:
-    """Milliseconds of rounds that verify trees and draft trees, by requests with padding.
+    """Milliseconds of rounds that verify and draft trees, by requests with padding.
 
-    all_levels: those whose drafts never stop, behind short contexts
-    one_level: those whose drafts stop after one level; empty: none stops
+    all_levels: rounds whose drafts never stop, for short contexts
+    one_level: rounds whose drafts stop after one level; empty: drafts never stop
     shape: of the trees
     """
 
@@ -70,7 +69,7 @@ class TreeCosts:
     shape: TreeShape
 
     def ms(self, num_requests: int, num_run: float) -> float:
-        """Of a round in which so many levels run on average, at least 1."""
+        """num_run: the levels that run on average, at least 1"""
         every = _at(self.all_levels, num_requests)
         num_levels = self.shape.of(num_requests).num_levels
         if not self.one_level or num_levels == 1:
@@ -83,12 +82,12 @@ class TreeCosts:
 class RoundCosts:
     """Milliseconds of steps in an engine whose number of drafts varies.
 
-    verify: by rows with padding: a round that drafts one level (target, choice, commit, draft
-        prefill and first proposal)
-    plain: by requests with padding: a round of one row each, and the extension of the draft's KV
-    level: by requests with padding: each further level of the draft
-    skipped_ms: a level that is launched though all drafts have stopped; None: none stops
-    mixed: by all rows with padding: a step with prompts that drafts one level; empty: as `verify`
+    verify: a round that drafts one level (target, choice, commit, draft prefill and first
+        proposal), by rows with padding
+    plain: a round of one row each that extends the draft's KV, by requests with padding
+    level: each further level of the draft, by requests with padding
+    skipped_ms: a level that is launched after all drafts have stopped; None: drafts never stop
+    mixed: a step with prompts that drafts one level, by all rows with padding; empty: as `verify`
     ms_per_key: for each key in the caches of the requests that verify, in plain rounds too
     tree: of rounds of trees; None: no draft is one
     """
@@ -102,19 +101,15 @@ class RoundCosts:
     tree: TreeCosts | None = None
 
     def verify_ms(self, num_rows: int) -> float:
-        """A round that drafts one level, behind short contexts."""
         return _at(self.verify, num_rows)
 
     def mixed_ms(self, num_rows: int) -> float:
-        """A step with prompts that drafts one level, behind short contexts; rows of all."""
         return _at(self.mixed or self.verify, num_rows)
 
     def plain_ms(self, num_requests: int) -> float:
-        """A round of one row a request without drafts, behind short contexts."""
         return _at(self.plain, num_requests)
 
     def level_ms(self, num_requests: int) -> float:
-        """One more level of the draft."""
         return _at(self.level, num_requests)
 
 
@@ -127,20 +122,18 @@ class Kind(IntEnum):
 
 
 class TimeRatios:
-    """How many times as long as their costs say steps take, by load, prompts and drafts.
+    """Ratios of measured to predicted step times, by load, prompts and drafts.
 
     Costs are measured alone, greedy and with empty caches; requests bring samplers, contexts and
-    work for the host. Running averages, 1 where nothing is known. Loads from one power of two to
-    the next count as one. Of the kinds of steps, those that are not run are forgotten slowly: what
-    had slowed them may be over, and then slowed all. Before one of trees was seen they take as many
-    times as long as chains.
+    work for the host. The ratios are running averages, 1 where nothing is known. Loads from one
+    power of two to the next count as one. Ratios of step kinds that are not running drift toward
+    the one that is. Until a step with trees was seen, trees use the ratio of chains.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, bool, Kind], tuple[int, float]] = {}  # steps, ratio
 
     def add(self, num_requests: int, has_prompts: bool, kind: Kind, ratio: float) -> None:
-        """A step."""
         load = num_requests.bit_length()
         count, known = self._known.get((load, has_prompts, kind), (0, 1.0))
         if kind is Kind.TREE and count == 0:
@@ -155,13 +148,12 @@ class TimeRatios:
                 self._known[at] = max(count - 1, 0), known + AGING * (ratio - known)
 
     def of(self, num_requests: int, has_prompts: bool) -> tuple[float, float]:
-        """Of plain steps and of those with chains, to a 32nd."""
+        """Return the ratios of plain steps and of steps with chains, to a 32nd."""
         load = num_requests.bit_length()
         plain, chain = (self._ratio(load, has_prompts, each) for each in (Kind.PLAIN, Kind.CHAIN))
         return round(32 * plain) / 32, round(32 * chain) / 32
 
     def of_trees(self, num_requests: int, has_prompts: bool) -> float:
-        """Of steps with trees."""
         return self._ratio(num_requests.bit_length(), has_prompts, Kind.TREE)
 
     def _ratio(self, load: int, has_prompts: bool, kind: Kind) -> float:
@@ -172,7 +164,7 @@ class TimeRatios:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptBudget:
-    """slowdown: how many times as long as without prompts a step may take, unless more arrive."""
+    """slowdown: how much longer than without prompts a step may take, unless more arrive."""
 
     costs: StepCosts
     slowdown: float
@@ -180,11 +172,11 @@ class PromptBudget:
     def rows(
         self, num_verify_rows: int, num_keys: int, start: int, num_arriving: float = 0.0
     ) -> int:
-        """The most rows of prompts that may ride with rows that verify.
+        """Bound the rows of prompts that may ride with rows that verify.
 
         num_keys: in the caches of the requests that verify. start: of the first prompt's next part.
-        num_arriving: rows of prompts that arrive, on average, with each step. With fewer, ever more
-        requests would wait.
+        num_arriving: rows of prompts that arrive with each step on average; at least these may
+        ride, so the queue cannot grow without bound.
         """
         limit = self.slowdown * self.costs.round_ms(num_verify_rows, num_keys)
         best = 0
@@ -198,7 +190,7 @@ class PromptBudget:
         return max(best, LEAST_PROMPT_ROWS)
 
     def verified(self, num_rows: int, num_requests: int, num_ends: int) -> int:
-        """Of the rows that would verify, those that should beside prompts that end.
+        """Reduce the rows that verify beside prompts that end.
 
         The head multiplies them and a row for each of these prompts. In tiles for more rows it
         takes up to a third longer, which is more than a few of the least probable drafts can bring.
@@ -215,12 +207,12 @@ class PromptBudget:
         num_due: int = 1,
         is_patient: bool = False,
     ) -> int:
-        """Of the rows of prompts that may ride, those that should.
+        """Reduce the rows of prompts that ride to those that pay.
 
         A step's time goes by the measured size that holds it, so the last rows may pay for many
         that are padding. They wait for the next step where the size below is so much cheaper that
-        they can run there, and the prompts that would have ended can go without a round, and time
-        is left. Those that are due never wait.
+        they can run there, the prompts that would have ended can go without a round, and time is
+        left. Prompts that are due never wait.
 
         num_requests: that verify. left: rows of each prompt, in order
         num_due: the first prompts, which are due
@@ -247,7 +239,7 @@ class PromptBudget:
 
 
 def _at(measured: Measured, num_rows: int) -> float:
-    """That of the first count that holds these rows; beyond the largest time grows with them."""
+    """Take the first count that holds these rows; beyond the largest, time grows in proportion."""
     for rows, ms in measured:
         if num_rows <= rows:
             return ms

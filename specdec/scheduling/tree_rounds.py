@@ -1,10 +1,10 @@
 """When drafts are trees rather than chains: what trees bring, learned beside what chains bring.
 
 The chain of a request is a path of its tree: the draft's best token after each node. So a round of
-trees tells how many drafts hold, and how many would have held in chains, and the ratio of both is
-learned from few rounds; texts that are harder or easier change it little. What chains bring is
-known from rounds of chains and from the chains in trees. Of the kind that is not chosen a few
-rounds run every so often (probes.py).
+trees shows both how many drafts hold and how many would have held in chains. The ratio of the two
+is learned from few rounds; harder or easier texts change it little. What chains bring is known
+from rounds of chains and from the chains in trees. A few rounds of the kind that was not chosen
+run every now and then (probes.py).
 """
 
 from specdec.scheduling.probes import KindProbes, Surprise
@@ -32,7 +32,6 @@ class TreeGain:
 
     @property
     def ratio(self) -> float:
-        """As known now."""
         return self._in_trees / self._in_chains
 
     def add(self, in_trees: int, in_chains: int, memory: float) -> None:

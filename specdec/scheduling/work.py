@@ -55,14 +55,13 @@ class Work:
 
     @property
     def requests(self) -> list[Request]:
-        """One per batch slot."""
         return [*self.verifying, *self.prompts]
 
     @property
     def most_drafts(self) -> int:
-        """That a request may have accepted: one for each level, of a tree's no more than it keeps.
+        """Bound the drafts that a request may have accepted: at most one for each level.
 
-        num_live counts where their number varies.
+        Where the number of levels varies, num_live counts them.
         """
         if self.shared_rows:
             return self.num_live
@@ -71,17 +70,15 @@ class Work:
 
     @property
     def num_verify_rows(self) -> int:
-        """Rows before those of prompts."""
         return self.shared_rows or len(self.verifying) * self.query_len
 
     @property
     def verifies_trees(self) -> bool:
-        """Rather than chains, or no drafts."""
         return self.path_len is not None
 
     @property
     def kept_len(self) -> int:
-        """Of the rows of each that verifies, those that tokens come from."""
+        """Count the rows of a verify slot that its tokens can come from."""
         return self.query_len if self.path_len is None else self.path_len
 
     @property

@@ -1,13 +1,13 @@
 """A draft tree: the best children of a node, the nodes that are kept, their paths, the walk.
 
 The score of a node is the logarithm of its path's probability: the draft's log softmax, summed from
-the root on. Scores only fall along a path, and of equal scores the earlier node is the better one,
-so the ancestors of every kept node are kept too. Row 0 of a request is the root, the last sampled
-token; rows 1, 2, ... are the kept nodes, the best first: a parent's row comes before its children.
+the root on. Scores only fall along a path, and the earlier of equal nodes is the better one, so the
+ancestors of every kept node are kept too. Row 0 of a request is the root, the last sampled token;
+rows 1, 2, ... are the kept nodes, the best first: a parent's row comes before its children.
 
-Tensor operations of fixed shapes that never look at the host, so that graphs can capture them.
-Letters: X rows, W draft vocabulary, M candidates of all levels, N verified rows, D nodes of the
-longest path among these.
+The tensor operations have fixed shapes and never read the device from the host, so that graphs can
+capture them. Letters: X rows, W draft vocabulary, M candidates of all levels, N verified rows, D
+nodes of the longest path among these.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ LOW_BITS = 32
 
 
 def best(scores_XM: Tensor, count: int) -> Tensor:
-    """Places [X, count] of the greatest float32 scores, the first of equal ones first.
+    """Find the places [X, count] of the greatest float32 scores, the first of equal ones first.
 
     NaN is less than every number.
     """
@@ -88,13 +88,14 @@ def kept_nodes(tokens_BM: Tensor, scores_BM: Tensor, parents_BM: Tensor, shape: 
 
 
 def depths(place_X: Tensor, top_k: int) -> Tensor:
-    """Of candidates: the first level has top_k, each further one the square of it."""
+    """Return the depth of candidates: the first level has top_k, each further one top_k**2."""
     later_X = (place_X - top_k).div(top_k**2, rounding_mode="floor") + 2
     return torch.where(place_X < top_k, 1, later_X)
 
 
 def paths(parents_BN: Tensor, depths_BN: Tensor, max_depth: int) -> Tensor:
-    """Rows of each row's path [B, N, D + 1]: entry j is its ancestor at depth j, -1 behind it.
+    """Return the rows of each row's path [B, N, D + 1]: entry j is its ancestor at depth j, -1
+    after it.
 
     parents_BN: the root's is itself
     """
@@ -110,7 +111,7 @@ def paths(parents_BN: Tensor, depths_BN: Tensor, max_depth: int) -> Tensor:
 def walk(
     target_BN: Tensor, tokens_BN: Tensor, parents_BN: Tensor, is_node_BN: Tensor, max_depth: int
 ) -> Tensor:
-    """Rows [B, D + 1] from the root to where no child equals the target's choice; -1 behind.
+    """Walk rows [B, D + 1] from the root to where no child equals the target's choice, then -1.
 
     target_BN:  the target's choice after each row
     tokens_BN:  of the rows themselves; siblings have different ones

@@ -35,13 +35,13 @@ class BufferSizes:
 
     @property
     def max_level_rows(self) -> int:
-        """Of the draft's own levels: one for each request, of a tree top_k."""
+        """Count the rows of the draft's own levels: one for each request, top_k for each tree."""
         of_trees = 0 if self.tree is None else self.max_tree_reqs * self.tree.top_k
         return max(self.max_reqs, of_trees)
 
     @property
     def results_width(self) -> int:
-        """Columns of the results, of chains or trees; see results.py."""
+        """Count the columns of the results; see results.py."""
         K = self.num_speculative_tokens
         of_chains = K + 1 + self.keeps_probs * K
         of_trees = 0 if self.tree is None else 1 + 3 * self.tree.num_nodes
@@ -120,7 +120,7 @@ class StepBuffers:
 
     @property
     def features(self) -> Tensor:
-        """[T, E or D] what the draft reads of the target: its taps, or where there are none."""
+        """Return what the draft reads of the target, [T, E or D]: its taps, or hidden_states."""
         has_taps = self.sizes.aux_width > 0
         return self.aux_hidden_states if has_taps else self.hidden_states
 
@@ -146,6 +146,5 @@ class StepBuffers:
             self.slot_mapping[start:end].fill_(-1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every buffer by name."""
         named = {**vars(self), **({} if self.tree is None else self.tree.tensors())}
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}

@@ -1,13 +1,13 @@
 """What a step decided, written to the results and the state rows.
 
-A round without p/q: a draft token is accepted if and only if it is the target's own choice at its
+A round without p/q accepts a draft token if and only if it is the target's own choice at its
 position, so the tokens of a round are the target's choices up to the first draft that differs,
 whatever the draft proposed. With p/q the sampler has accepted already (buffers.pq_accepted). The
 state row advances by num_accepted + 1; the draft's rows embed the tokens of the round, and its seed
 row is row num_accepted. The prompts that end in the step start to generate.
 
-`num_reqs` counts padding, which writes the scratch row: what the draft's passes read of a padded
-batch slot is written here, all of it, since each pass may be padded to a size of its own. Results
+`num_reqs` counts padding, which writes the scratch row: every value that the draft's passes read of
+a padded batch slot is written here, since each pass may be padded to a size of its own. Results
 keep the markers of rows without a choice (best_token.py); what is embedded later is token 0 there.
 """
 
@@ -179,7 +179,7 @@ def accept_and_commit_ref(
         starts = buffers.verify_start_loc[: B + 1]
         first_B1 = starts[:-1, None]
         inside_BQ = i_Q < starts.diff()[:, None]
-    # for a row that a slot does not have stands its first, or that of the first slot
+    # a row that a slot does not have is replaced by its first, or by that of the first slot
     is_empty_B1 = ~inside_BQ[:, :1]
     at_BQ = torch.where(inside_BQ, first_B1 + i_Q, torch.where(is_empty_B1, 0, first_B1))
     target_BQ = torch.where(inside_BQ, buffers.target_tokens[at_BQ], 0)
@@ -229,8 +229,8 @@ def commit_prompts(
     """Start the requests whose prompt ended: their last draft row embeds the sampled token.
 
     batch_slots: of parts of prompts, padding included. rows: theirs, and the first choice is there.
-    A resumed request takes the token instead that it sampled before its preemption, which its last
-    draft row embeds.
+    A resumed request takes the token that it sampled before its preemption, which its last draft
+    row embeds.
     """
     commit = pick(buffers.results, launch_commit_prompts, commit_prompts_ref)
     commit(buffers, state, batch_slots, rows)

@@ -1,11 +1,12 @@
 """What a step decided about draft trees, written to the results, the state rows and the cache.
 
-The walk goes from the root to the child that equals the target's choice, as long as there is one;
-the choice where it ends is the round's last token. The path's keys and values move from the nodes'
-cache slots to the places of their positions in the request's blocks. Then the rows of the step are
-those of a chain, the accepted path and padding after it: what the draft's prefill reads.
-`commit_trees` lays them out, `gather_paths` brings the features and the rows of prompts. What the
-draft proposes after it may be a chain.
+The walk goes from the root to the child that equals the target's choice, until there is none; the
+choice there is the round's last token. The path's keys and values move from the nodes' cache slots
+to the places of their positions in the request's blocks. Then the rows of the step are those of a
+chain, the accepted path and padding after it: what the draft's prefill reads. `commit_trees` lays
+them out, `gather_paths` brings the features and the rows of prompts. The draft may propose a chain
+after it.
+
 `num_reqs` counts padding, which writes the scratch row.
 """
 
@@ -27,10 +28,10 @@ AT_ONCE = 1024  # rows that the kernel moves in an iteration
 
 
 class TreeRows(NamedTuple):
-    """Of each slot: those that it verifies, and how many of them an accepted path may have."""
+    """The rows that each slot verifies, and the most that an accepted path has."""
 
     num_rows: int  # N
-    path_len: int  # Q, at most N: the rows of prompts come behind, and paths are laid out first
+    path_len: int  # Q, at most N: paths are laid out first, the rows of prompts after them
 
 
 def commit_trees(
@@ -57,9 +58,10 @@ def commit_trees(
 def gather_paths(
     buffers: StepBuffers, num_reqs: int, tree: TreeRows, num_prompt_rows: int, num_rows: int
 ) -> None:
-    """Bring what the draft reads to the rows of paths, as many for each of `num_reqs` slots.
+    """Bring what the draft reads to the rows of paths, the same number for each of `num_reqs`
+    slots.
 
-    Then come the rows of prompts, as many as num_prompt_rows, and padding, up to num_rows.
+    Then come num_prompt_rows rows of prompts, and padding up to num_rows.
     """
     first = num_reqs * tree.path_len
     if num_rows > first:
@@ -70,7 +72,6 @@ def gather_paths(
 
 
 def tree_of(buffers: StepBuffers) -> TreeBuffers:
-    """Of an engine that drafts trees."""
     assert buffers.tree is not None, "buffers of an engine that drafts chains"
     return buffers.tree
 
@@ -139,7 +140,7 @@ def _move_prompts_kernel(
 def move_prompts_ref(
     buffers: StepBuffers, num_reqs: int, tree: TreeRows, num_prompt_rows: int, num_rows: int
 ) -> None:
-    """Write the rows behind paths: those of prompts from behind the trees, then padding."""
+    """Write the rows after the paths: those of prompts, which lay after the trees, then padding."""
     N, Q = tree
     first = num_reqs * Q
     t_T = torch.arange(first, num_rows, device=buffers.positions.device)
@@ -369,7 +370,7 @@ def walk_trees_ref(
 
 
 def _clear_chains(buffers: StepBuffers, is_padding_B: Tensor) -> None:
-    """What the levels of a chain start from."""
+    """Reset what the levels of a chain start from."""
     B = len(is_padding_B)
     buffers.draft_tokens[:B] = 0
     # its levels may be padded further than the pass before them
@@ -384,7 +385,7 @@ def _lay_out_paths(
     chosen_BQ: Tensor,
     accepted_B: Tensor,
 ) -> None:
-    """The rows of paths for the draft, where they come from, and which cache slots move."""
+    """Lay out the rows of paths for the draft, where they come from, and which cache slots move."""
     tree = tree_of(buffers)
     B, Q = path_BQ.shape
     row_B1 = buffers.sample_mapping[:B, None]
@@ -411,7 +412,7 @@ def _lay_out_paths(
 def _keep_history(
     buffers: StepBuffers, state: RequestState, chosen_BQ: Tensor, accepted_B: Tensor
 ) -> None:
-    """The accepted tokens by position; the last token of the round is the next one's root."""
+    """Keep the accepted tokens by position; the last token of the round is the next one's root."""
     row_B1 = buffers.sample_mapping[: len(chosen_BQ), None]
     i_Q = torch.arange(chosen_BQ.shape[1], device=chosen_BQ.device)
     is_kept_BQ = i_Q < accepted_B[:, None]

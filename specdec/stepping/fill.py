@@ -1,11 +1,11 @@
 """The rows of a step, laid out in the static buffers.
 
 Verify slots come first: for each request its last sampled token and its drafts, at the positions
-after its context, gathered on the device; K + 1 rows, or 1 where no request drafts, or as many as
-share_rows gave it. Row i of such a slot has position num_computed + i. It is padding (token 0,
-position 0, KV slot -1) where the batch slot is padding, where i exceeds the request's own number of
-drafts, or the drafts that it has, if the draft stopped before; and at positions >= max_model_len.
-Parts of prompts follow: the host knows their rows, lays them out and copies them.
+after its context, gathered on the device; K + 1 rows, or 1 where no request drafts, or the number
+that share_rows gave it. Row i of such a slot has position num_computed + i. A row is padding (token
+0, position 0, KV slot -1) if its slot is empty, if i exceeds the request's own number of drafts or
+the drafts that it has, or if its position lies past max_model_len. Parts of prompts follow: the
+host knows their rows, lays them out and copies them.
 """
 
 from collections.abc import Sequence
@@ -97,8 +97,8 @@ def fill_round(
 
     num_reqs: batch slots, padding included
     query_len: rows of each slot
-    shared_rows: where not 0, a slot has its share of these instead, by buffers.rows_per_slot;
-        those that are left are padding, and buffers.verify_start_loc says where slots begin
+    shared_rows: if not 0, a slot has its share of these instead, by buffers.rows_per_slot; rows
+        that no slot takes are padding, and buffers.verify_start_loc says where slots begin
     """
     fill = pick(buffers.idx_mapping, launch_fill_round, fill_round_ref)
     fill(buffers, state, num_reqs, max_model_len, query_len, shared_rows)
@@ -238,7 +238,7 @@ def fill_round_ref(
         counts_B = buffers.rows_per_slot[:B]
     starts = torch.cat([torch.zeros_like(row_B[:1]), counts_B.cumsum(dim=0)])
     t_T = torch.arange(T, device=row_B.device)
-    slot_T = torch.searchsorted(starts[1:], t_T, right=True)  # B: a row that is left
+    slot_T = torch.searchsorted(starts[1:], t_T, right=True)  # B: a row that no slot takes
     row_T = torch.cat([row_B, torch.full_like(row_B[:1], -1)])[slot_T]
     first_T = torch.where(slot_T < B, starts[slot_T], 0)
     i_T = t_T - first_T

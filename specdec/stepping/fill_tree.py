@@ -2,10 +2,9 @@
 
 Row 0 of a slot is the request's last sampled token, at its own place in the request's blocks. The
 rows after it are the nodes of its tree: row i has position num_computed + its depth, and a cache
-slot behind the pool. Padding (token 0, position 0, cache slot -1) are batch slots without a
-request, nodes deeper than the request's own number of drafts, those that stand for what was not
-drafted, the last ones (state.num_live_drafts), and positions >= max_model_len; a
-node that is padding has no children that are not.
+slot after the pool. A row is padding (token 0, position 0, cache slot -1) if its slot is empty, its
+node is deeper than the request allows, was never drafted (state.num_live_drafts), or lies past
+max_model_len; all descendants of such a node are padding, too.
 """
 
 from typing import NamedTuple
@@ -28,7 +27,7 @@ def fill_tree(
     """Gather the rows of each batch slot from the state by buffers.idx_mapping.
 
     num_reqs: batch slots, padding included
-    num_rows: N, of each: the root's and those of nodes, all or the most probable
+    num_rows: N, of each slot: the root's and those of nodes, all or the most probable
     """
     fill = pick(buffers.idx_mapping, launch_fill_tree, fill_tree_ref)
     fill(buffers, state, num_reqs, num_rows, max_model_len)
@@ -144,7 +143,7 @@ def _fill_tree_kernel(
     tl.store(num_valid_ptr + b, tl.sum(is_valid.to(tl.int64), axis=0))
     tl.store(sample_ptr + b, idx)
     tl.store(path_starts_ptr + b, tl.where(has_root, first, 0))
-    # a slot without a request reads one key, whatever it holds: with none it would not be a number
+    # a slot without a request reads one key, whatever it holds: with none it would get NaN
     path_root = tl.where(has_root, root_slot, first_slot)
     here = at * D1
     nothing = tl.zeros_like(depth) - 1
@@ -165,7 +164,7 @@ def _fill_tree_kernel(
 
 
 class Rows(NamedTuple):
-    """Of B slots, N rows each: the root and the nodes in the state."""
+    """The rows of B slots, N each: the root and the nodes in the state."""
 
     tokens_BN: Tensor
     parents_BN: Tensor  # the root's is itself
@@ -207,7 +206,7 @@ def fill_tree_ref(
 
 
 def _rows(state: RequestState, row_B: Tensor, num_nodes: int) -> Rows:
-    """Of padding each row is a root."""
+    """Read the rows of the state; in an empty slot each row is a root."""
     drafts_BX = state.draft_nodes[row_B, :num_nodes]
     tokens_BN = torch.cat([state.last_sampled_tokens[row_B, None], drafts_BX], 1)
     root_B1 = torch.zeros_like(row_B)[:, None]
@@ -221,12 +220,12 @@ def _rows(state: RequestState, row_B: Tensor, num_nodes: int) -> Rows:
 
 
 def _fill_paths(tree: TreeBuffers, rows: Rows, slot_BN: Tensor, first_row_B1: Tensor) -> None:
-    """slot_BN: where the keys of rows lie; those of nodes that are padding stay unread."""
+    """slot_BN: where the keys of rows lie; keys of padded nodes stay unread."""
     B, N = slot_BN.shape
     path_BND = paths(rows.parents_BN, rows.depths_BN, tree.shape.max_depth)
     on_path_BND = path_BND >= 0
     path_TD = torch.where(on_path_BND, path_BND + first_row_B1[..., None], -1).flatten(0, 1)
-    # a slot without a request reads one key, whatever it holds: with none it would not be a number
+    # a slot without a request reads one key, whatever it holds: with none it would get NaN
     slot_BN = torch.where(slot_BN < 0, tree.first_slot, slot_BN)
     slot_BND = slot_BN.gather(1, path_BND.clamp(min=0).flatten(1)).view_as(path_BND)
     slot_BND = torch.where(on_path_BND, slot_BND, -1)

@@ -5,9 +5,9 @@ position num_computed + j, for nodes whose own position is one more. The first l
 seed row of the draft's prefill, and all its nodes get rows; of every further level the best k do.
 Rows beyond the context are padding (position 0, cache slot -1).
 
-With a `threshold` drafts may stop before the last level (stop_drafting.py): fewer nodes are kept
-then, and what stands in the places of the others (token 0, a child of the root) is none, by
-state.num_live_drafts.
+With a `threshold` drafts may stop before the last level (stop_drafting.py). Then fewer nodes are
+kept: state.num_live_drafts counts them, and the places after them hold token 0, a child of the
+root, and are never verified.
 """
 
 from dataclasses import dataclass, replace
@@ -40,8 +40,9 @@ LEVEL_WARPS, KEEP_WARPS = 4, 8  # measured on an H200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeLevel:
-    """Where the nodes of one level go. d2t_W: target ids of the draft's, None: the same.
+    """Where the nodes of one level go.
 
+    d2t_W: target ids of the draft's, None: the draft has the target's ids
     threshold: [1] see stop_drafting.py; None: no slot stops
     num_levels: of the tree, at most as many as its buffers have room for
     """
@@ -61,7 +62,7 @@ class TreeLevel:
 
     @property
     def rows_per_req(self) -> int:
-        """Of those that get children."""
+        """Count the rows of a request that get children."""
         return self.tree.shape.top_k if self.level > 0 else 1
 
     @property
@@ -70,13 +71,13 @@ class TreeLevel:
 
     @property
     def num_candidates(self) -> int:
-        """Of all levels of the tree."""
+        """Count the nodes of all levels of the tree."""
         shape = replace(self.tree.shape, num_levels=self.num_levels, smaller=())
         return shape.num_candidates
 
     @property
     def first_place(self) -> int:
-        """Of the level's nodes among all candidates."""
+        """Find the first of the level's nodes among all candidates."""
         k = self.tree.shape.top_k
         return k + k * k * (self.level - 1) if self.level > 0 else 0
 
@@ -97,7 +98,7 @@ def grow_tree(logits_XW: Tensor, to: TreeLevel, perturbation: Perturbation | Non
 def launch_add_children(
     logits_XW: Tensor, num_reqs: int, to: TreeLevel, perturbation: Perturbation | None
 ) -> None:
-    """Of each tile of columns, then of all; and the rows of the next level."""
+    """Reduce each tile of columns, then all of them; lay out the rows of the next level."""
     found = launch_best_children(logits_XW, to.tree.shape.top_k, perturbation)
     launch_write_level(found, num_reqs, to)
 
@@ -249,7 +250,7 @@ def _write_level_kernel(
     if HAS_D2T:
         token = tl.load(d2t_ptr + token, mask=is_best, other=0)
     value = path[:, None] + ((score_of(best) - subtracted[:, None]) - log_total[:, None])
-    # a child without a probability is the last to be taken
+    # a child without a probability is taken last
     value = tl.where(value == value, value, float("-inf"))
     at = b * M + first_place + p[:, None] * K + j[None, :]
     tl.store(tokens_ptr + at, token, mask=is_best)
@@ -260,8 +261,9 @@ def _write_level_kernel(
     if IS_LAST:
         return
 
-    # The best K of the level, by how many are better. Scores are read back: computed twice, for two
-    # layouts, one may differ from itself in the last bit, and two nodes have the same rank.
+    # Rank the level's nodes, each by how many are better, and keep the best K. Scores are read
+    # back: computed twice, for two layouts, one may differ from itself in the last bit, and two
+    # nodes would get the same rank.
     tl.debug_barrier()
     L: tl.constexpr = P_PADDED * K_PADDED
     flat = tl.arange(0, L)
@@ -310,7 +312,7 @@ def _write_level_kernel(
     depth = tl.arange(0, D_PADDED)
     above = zero[:, None] + tl.zeros((1, D_PADDED), tl.int64) - 1
     if IS_FIRST:
-        # padding reads one key, whatever it holds: with none it would not be a number
+        # padding reads one key, whatever it holds: with none it would get NaN
         slot = tl.where(is_valid, slot, first_slot)
         tl.store(starts_ptr + b, tl.where(is_valid, position, 0))
     else:
@@ -371,7 +373,7 @@ def _keep_nodes_kernel(
     sample_ptr,  # [B]
     R,
     M,
-    num_candidates,  # of the levels that the tree has; those after them are not kept before these
+    num_candidates,  # of the tree's levels; nodes of later levels are kept only after these
     N: tl.constexpr,
     K: tl.constexpr,
     STOPS: tl.constexpr,
@@ -450,7 +452,7 @@ def add_children_ref(
     token_Xk = id_Xk if to.d2t_W is None else to.d2t_W[id_Xk]
     here = slice(to.first_place, to.first_place + to.rows_per_req * k)
     drafts_B = _drafts_ref(B, to)
-    # a child without a probability is the last to be taken
+    # a child without a probability is taken last
     score_Xk = torch.where(score_Xk.isnan(), -torch.inf, score_Xk)
     _replace(tree.scores[:B, here], score_Xk, drafts_B)
     _replace(tree.tokens[:B, here], token_Xk, drafts_B)
@@ -460,7 +462,7 @@ def add_children_ref(
 
 
 def _drafts_ref(num_reqs: int, to: TreeLevel) -> Tensor:
-    """Slots [B] that draft the level."""
+    """Find the slots [B] that draft the level."""
     levels_B = to.buffers.draft_levels[:num_reqs]
     drafts_B = torch.ones_like(levels_B, dtype=torch.bool)
     if to.threshold is None:
@@ -473,14 +475,14 @@ def _drafts_ref(num_reqs: int, to: TreeLevel) -> Tensor:
 
 
 def _replace(rows: Tensor, values: Tensor, drafts_B: Tensor) -> None:
-    """The rows of slots that draft the level, as many for each; the others keep what they have."""
+    """Replace the rows of slots that draft the level; the others keep what they have."""
     drafts = drafts_B.repeat_interleave(len(rows) // len(drafts_B))
     drafts = drafts.view(-1, *[1] * (rows.ndim - 1))
     rows.copy_(torch.where(drafts, values.reshape(rows.shape), rows))
 
 
 def _next_rows_ref(num_reqs: int, to: TreeLevel, drafts_B: Tensor) -> None:
-    """The best nodes of the level get a row each."""
+    """Give the best nodes of the level a row each."""
     tree = to.tree
     buffers = to.buffers
     B = num_reqs
@@ -502,7 +504,7 @@ def _next_rows_ref(num_reqs: int, to: TreeLevel, drafts_B: Tensor) -> None:
     _replace(buffers.draft_positions[:X], torch.where(is_valid_Bk, position_Bk, 0), drafts_B)
     _replace(buffers.draft_slots[:X], torch.where(is_valid_Bk, level_slot_Bk, -1), drafts_B)
     if to.level == 0:
-        # padding reads one key, whatever it holds: with none it would not be a number
+        # padding reads one key, whatever it holds: with none it would get NaN
         path_slots = torch.full_like(tree.draft_path_slots[:X], -1)
         level_slot_Bk = torch.where(is_valid_Bk, level_slot_Bk, tree.first_slot)
         tree.draft_starts[:B] = torch.where(is_valid_Bk, position_Bk, 0)[:, 0]

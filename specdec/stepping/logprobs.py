@@ -9,12 +9,12 @@ from torch import Tensor
 from specdec.kernels.log_sum_exp import log_sum_exp
 from specdec.proposal.tree import best
 
-ROWS_AT_ONCE = 128  # of a prompt, whose logits need not all exist at the same time
+ROWS_AT_ONCE = 128  # of a prompt, so that the logits of all its rows need not exist at once
 ROWS_RANKED = 32  # at once, by keys of 8 bytes
 
 
 class StepLogprobs(NamedTuple):
-    """Of X rows, on the device or on the host."""
+    """The logprobs of X rows, on the device or on the host."""
 
     chosen_X: Tensor
     rank_X: Tensor
@@ -22,7 +22,7 @@ class StepLogprobs(NamedTuple):
     top_XN: Tensor
 
     def to_host(self) -> "StepLogprobs":
-        """Copies that have arrived once the stream has reached them."""
+        """Copy to the host; the copies have arrived once the stream has reached them."""
         return StepLogprobs(*map(_copy, self))
 
     def row(self, x: int, token: int, num_top: int) -> dict[int, tuple[float, int]]:
@@ -36,7 +36,7 @@ class StepLogprobs(NamedTuple):
 
 
 class RecordedLogprobs(NamedTuple):
-    """Of one step, where requests ask for them."""
+    """The logprobs of one step, where requests ask for them."""
 
     sampled: StepLogprobs | None = None  # one row per decided row
     prompts: Sequence[StepLogprobs | None] = ()  # one per part of a prompt
@@ -63,5 +63,4 @@ def logprobs_of(logits_XV: Tensor, token_X: Tensor, num_top: int) -> StepLogprob
 
 
 def joined(parts: list[StepLogprobs]) -> StepLogprobs:
-    """The rows of all parts, in order."""
     return StepLogprobs(*map(torch.cat, zip(*parts, strict=True)))

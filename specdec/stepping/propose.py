@@ -7,8 +7,8 @@ is the head's token 0, never a marker.
 
 Where the number of levels varies from step to step (`calibration` is given), each level goes to the
 state rows at once, with the probability that the chain holds up to it: the product over its levels
-of sigmoid(intercept + slope * logit(confidence)). The confidence of a greedy draft is its softmax;
-that of a draft which was drawn with noise g, the softmax of logits + temperature * g. With a
+of sigmoid(intercept + slope * logit(confidence)). The confidence of a greedy draft is its softmax
+probability; of a draft drawn with noise g, that of the softmax of logits + temperature * g. With a
 `threshold` drafts go on only while these probabilities reach it on average (stop_drafting.py).
 """
 
@@ -34,15 +34,17 @@ from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
 from specdec.stepping.stop_drafting import count_drafting, decide, decide_ref, drafting_ref
 
-LEAST_CONFIDENCE = 1e-4  # and 1 - this the most, where a logit is taken, as in the calibration
+LEAST_CONFIDENCE = (
+    1e-4  # clamps probabilities to here and 1 - this before the logit, as the calibration does
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftLevel:
     """Where the tokens of one level go: draft token `level` of each batch slot, and the next row.
 
-    level: None: after those that state.num_live_drafts counts
-    d2t_W: target ids of the draft's, None where they are the same
+    level: None: the level after those that state.num_live_drafts counts
+    d2t_W: target ids of the draft's, None: the draft has the target's ids
     calibration: [2, K, 2] intercept and slope by level, of greedy and of sampled requests; None:
         all K levels are drafted, and the last one brings the tokens to the state rows
     threshold: [1] see stop_drafting.py, with a calibration; None: no slot stops
@@ -270,7 +272,7 @@ def write_level_ref(scores_BW: Tensor, to: DraftLevel, temperature_B: Tensor | N
 
 
 def _replace(x: Tensor, at: tuple[Tensor, ...], value_B: Tensor, drafts_B: Tensor) -> None:
-    """In the places of slots that draft the level; the others keep what they have."""
+    """Replace the places of slots that draft the level; the others keep what they have."""
     x[at] = torch.where(drafts_B, value_B, x[at])
 
 
@@ -281,7 +283,7 @@ def _keep_prob_ref(
     level_B: Tensor,
     drafts_B: Tensor,
 ) -> Tensor:
-    """Returns the probability of the path."""
+    """Keep the confidence and the path's probability, which is returned."""
     assert to.calibration is not None, to
     state = to.state
     row_B = to.buffers.sample_mapping[: len(scores_BW)]

@@ -1,6 +1,6 @@
 """What steps decided, on its way to the host: written there after `commit`, before the draft runs.
 
-The draft's proposals are copied after it, where a grammar has to follow them.
+The draft's proposals are copied later, where a grammar has to follow them.
 """
 
 import time
@@ -25,7 +25,7 @@ class StepResult:
 
     sampled_tokens: list[list[int]]  # K + 1 each; num_accepted + 1 of them count
     num_accepted: list[int]
-    draft_tokens: list[list[int]]  # what was verified: a row for each
+    draft_tokens: list[list[int]]  # the drafts that were verified: one for each row that had one
     # of trees: the parent of each of these, 0 for the root and i for the i-th of them; of chains []
     draft_parents: list[list[int]]
     # of trees: the draft's probability of the path to each of these; of a round of chains []
@@ -67,7 +67,7 @@ class ResultColumns:
         return ResultColumns(path_len=path_len, num_drafts=num_nodes, is_tree=True)
 
     def drafts(self, rows: list[list[int]]) -> "Drafts":
-        """Those that had a row: of trees the nodes that had none are left out."""
+        """Cut drafts to the verified ones: nodes of trees that had no row are left out."""
         first = self.path_len + 1
         end = first + self.num_drafts
         if not self.is_tree:
@@ -86,7 +86,7 @@ class ResultColumns:
 
 
 class Drafts(NamedTuple):
-    """By batch slot, see StepResult."""
+    """The verified drafts by batch slot, see StepResult."""
 
     tokens: list[list[int]]
     parents: list[list[int]]
@@ -133,12 +133,12 @@ class PendingResult:
             self.waits.seconds += time.monotonic() - began
 
     def read(self) -> StepResult:
-        """The result, once it is there."""
+        """Read the result, once it has arrived."""
         self.wait()
         columns = self.columns
         Q = columns.path_len
         first = Q + 2 + columns.num_drafts
-        found = self.rows_cpu.numpy()  # whose tolist takes half as long as a tensor's
+        found = self.rows_cpu.numpy()  # numpy's tolist takes half as long as a tensor's
         rows = (found if columns.is_tree else found[:, :first]).tolist()
         drafts = columns.drafts(rows)
         confidences = found[:, first : first + columns.num_confidences]
@@ -210,9 +210,9 @@ class Results:
         self.latest = PendingResult(self._slots_cpu[0, :0], self._columns, None)
 
     def send(self, num_reqs: int, logprobs: RecordedLogprobs, are_trees: bool = False) -> None:
-        """Send them off; nothing waits for it. `latest` is where they arrive.
+        """Send the results; nothing waits for them here. `latest` is where they arrive.
 
-        are_trees: what was verified
+        are_trees: whether trees were verified
         """
         slot = self._num_sent % NUM_SLOTS
         self._num_sent += 1

@@ -16,7 +16,7 @@ from specdec.stepping.upload import upload
 
 
 class SamplingRows:
-    """num_rows: without the scratch row, which is the last and stays greedy."""
+    """The sampling part of the state rows. num_rows: without the last, the greedy scratch row."""
 
     def __init__(
         self, num_rows: int, vocab_size: int, max_positions: int, device: torch.device
@@ -49,20 +49,18 @@ class SamplingRows:
 
     @staticmethod
     def floats_of(start: SamplingStart) -> list[float]:
-        """A row of `floats`."""
         log_min_p = float(np.log(start.min_p)) if start.min_p > 0 else -np.inf
         penalties = [start.presence_penalty, start.frequency_penalty, start.repetition_penalty]
         return [start.temperature, log_min_p, start.top_p, *penalties]
 
     @staticmethod
     def integers_of(start: SamplingStart) -> list[int]:
-        """A row of `integers`."""
         return [start.seed & 0xFFFFFFFF, start.seed >> 32, start.top_k, len(start.prompt)]
 
     def assign_large(self, row: int, start: SamplingStart, generated: Sequence[int] = ()) -> None:
-        """Start a request in a row, but for its floats and integers (start_rows.py).
+        """Start a request in a row, except for its floats and integers (start_rows.py).
 
-        What it does not use, nor the one before it did, is not written. generated: after a
+        Only what this request or the one before it in the row uses is written. generated: after a
         preemption its tokens but the last, which the end of prefill counts.
         """
         has_bias = bool(start.logit_bias) or start.allowed_token_ids is not None

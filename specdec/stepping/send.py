@@ -1,6 +1,6 @@
-"""The first rows of a tensor to memory of the host, by a kernel.
+"""Copies of a tensor's first rows to memory of the host, by a kernel.
 
-So a step's results take 1 to 3 microseconds to pinned memory, where the copy engine took 8.
+A step's results take 1 to 3 microseconds to pinned memory this way; the copy engine took 8.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ AT_ONCE = 1024  # numbers that a program writes
 
 
 def sender(rows_BX: Tensor) -> Callable[[Tensor], None]:
-    """What sends the first of these rows, as many as what it is called with has.
+    """Return a function that sends the first of these rows, as many as its argument has.
 
-    That is memory of the host, pinned where the rows are on a GPU; nothing waits for it there.
+    They go to memory of the host, pinned where the rows are on a GPU; nothing waits for them there.
     """
     return pick(rows_BX, kernel_sender, twin_sender)(rows_BX)
 

@@ -3,8 +3,8 @@
 Each request has the row of its last sampled token. What is left of `num_rows` goes to the live
 drafts with the greatest probability that they and all before them hold (state.draft_probs); of
 equals the lower level is first, then the lower batch slot. Probabilities fall along a request's
-drafts, so each gets a prefix of them. A request's own bound and the end of the context limit what
-it takes part with.
+drafts, so each gets a prefix of them. A request's own bound and the end of the context limit how
+many of its drafts take part.
 """
 
 import torch
@@ -22,7 +22,7 @@ def share_rows(
 ) -> None:
     """Write buffers.rows_per_slot: 0 for padding, else 1 and the slot's share of `num_rows`.
 
-    num_reqs: batch slots, padding included; the slots that are not have no more than num_rows
+    num_reqs: batch slots, padding included; at most num_rows of them have a request
     """
     share = pick(buffers.idx_mapping, launch_share_rows, share_rows_ref)
     share(buffers, state, num_reqs, num_rows, max_model_len)
@@ -74,7 +74,7 @@ def _share_rows_kernel(
     SLOT_BITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Each program ranks the drafts of one slot among all."""
+    """Rank the drafts of one slot, in each program, among all drafts."""
     begin(PDL)
     me = tl.program_id(0)
     b = tl.arange(0, SLOTS)

@@ -1,6 +1,6 @@
 """State rows of the requests that start with a step, and cache blocks of those that grow.
 
-All of a step's are one copy and one launch, since each small launch costs a step 3 microseconds.
+They are sent in one copy and one launch, since each small launch costs a step 3 microseconds.
 """
 
 import itertools
@@ -31,7 +31,7 @@ def start_rows(
     starts: Sequence[tuple[int, RowStart]],
     grown: Sequence[tuple[int, int, int]] = (),
 ) -> None:
-    """After all that was launched before.
+    """Write the rows in stream order, after all that was launched before.
 
     starts: state rows, and what is written to each. No row is given twice.
     grown: further blocks of others: (row, place in the block table, cache block) each
@@ -119,7 +119,7 @@ def _start_rows_kernel(
     AT_ONCE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program for each request that starts, then one for each AT_ONCE blocks of the others."""
+    """Run a program for each request that starts, then one for each AT_ONCE blocks of others."""
     begin(PDL)
     i = tl.program_id(0)
     many = tl.arange(0, AT_ONCE)

@@ -12,8 +12,9 @@ from specdec.stepping.sampling_rows import SamplingRows
 
 
 class RequestState:
-    """num_draft_tokens: K of a chain.
+    """The persistent rows of all requests.
 
+    num_draft_tokens: K of a chain.
     draft_vocab_size: where the draft's probabilities are kept for p/q acceptance, else 0.
     has_probs: whether a chain's drafts have probabilities. may_stop: whether fewer may be live than
     a request verifies at most. num_nodes: of a tree, N - 1; 0 where all drafts are chains

@@ -53,11 +53,12 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Verify slots first, rows for each of `state_rows`; then the slots of `parts`.
+    """The step that is launched: verify slots, one for each of `state_rows`, then the slots of
+    `parts`.
 
     shared_rows: verify slots have 1 to query_len rows, by their shares of these; 0: query_len each
-    path_len: verify slots hold trees, of whose rows the draft sees as many; None: chains
-    proposes_tree: what the draft proposes after the step is a tree for each, not a chain
+    path_len: verify slots hold trees, whose paths have this many rows; None: chains
+    proposes_tree: the draft proposes a tree for each request after the step, not a chain
     num_levels: of the draft, after the step; None: K, in engines where their number is fixed
     """
 
@@ -76,47 +77,50 @@ class Step:
 
     @property
     def num_verified(self) -> int:
-        """Slots that verify."""
         return len(self.state_rows)
 
     @property
     def num_verify_rows(self) -> int:
-        """Their rows, before those of prompts."""
         return self.shared_rows or len(self.state_rows) * self.query_len
 
     @property
     def num_reqs(self) -> int:
-        """Real batch slots."""
+        """Count the batch slots without padding."""
         return len(self.state_rows) + len(self.parts)
 
     @property
     def num_tokens(self) -> int:
-        """Real rows."""
+        """Count the rows without padding."""
         return self.num_verify_rows + sum(part.length for part in self.parts)
 
     @property
     def num_decided(self) -> int:
-        """Rows after which a token is chosen: all that verify, and the last one of each part."""
+        """Count the rows after which a token is chosen: all that verify, and the last one of each
+        part.
+        """
         return self.num_verify_rows + len(self.parts)
 
     @property
     def kept_len(self) -> int:
-        """Rows of a verify slot that its tokens and logprobs come from, the accepted first."""
+        """Count the rows of a verify slot that its tokens and logprobs come from, the accepted
+        first.
+        """
         return self.query_len if self.path_len is None else self.path_len
 
     @property
     def of_paths(self) -> "Step":
-        """The step as the draft's prefill sees it: trees are cut down to paths, as chains are."""
+        """Return the step as the draft's prefill sees it: trees are cut down to paths, as chains
+        are.
+        """
         return replace(self, query_len=self.kept_len, path_len=None)
 
     @property
     def verifies_trees(self) -> bool:
-        """Whether verify slots hold trees."""
         return self.path_len is not None
 
     @property
     def proposal(self) -> Proposal:
-        """How the draft proposes, if it does."""
+        """Say how the draft proposes, if it does."""
         return Proposal(self.flags.noise, self.proposes_tree)
 
     @property
@@ -131,18 +135,19 @@ class Step:
 
     @property
     def num_proposing_reqs(self) -> int:
-        """Batch slots with a first proposal: those of the levels after it, with padding."""
+        """Count the slots with a first proposal: those of the levels after it, with padding."""
         how = self.passes.draft_decode
         return max(self.num_reqs, 0 if how is None else how.descriptor.num_reqs or 0)
 
     @property
     def num_padded_reqs(self) -> int:
-        """Batch slots that `fill` writes: each pass reads the first of them, up to its own size."""
+        """Count the slots that `fill` writes: each pass reads the first of them, up to its own
+        size.
+        """
         return max(self.num_reqs, self.passes.num_reqs)
 
     @property
     def num_padded_tokens(self) -> int:
-        """Rows that `fill` writes."""
         is_ragged = self.parts or self.shared_rows
         uniform = 0 if is_ragged else self.num_padded_reqs * self.query_len
         return max(self.num_tokens, self.passes.num_tokens, uniform)

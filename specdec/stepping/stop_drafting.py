@@ -1,13 +1,13 @@
-"""The end of drafts by confidence: a level is drafted while the last one's best paths are likely.
+"""Drafts stop by confidence: a level is drafted only while the level before it is likely to hold.
 
 After each level every slot that drafted it, and whose request may have another one, votes with the
 probability of its best path. If their mean is at least the threshold, all of them draft the next
 level; else all drafts end: buffers.num_going is 0, and the heavy kernels of the remaining levels
-return at once (kernels/needed.py). So what is drafted depends on the other requests of the batch;
-texts do not. A slot that does not draft a level computes something for it and writes nothing.
+return at once (kernels/needed.py). So the drafts of a request depend on the others in its batch;
+its text does not. A slot that does not draft a level computes something for it and writes nothing.
 
-The threshold [1] is on the device. Below 0 all slots go on, padding too: so the start measures what
-levels cost.
+The threshold [1] is on the device. Below 0 all slots go on, padding too, which the measurement of a
+level's cost at the start relies on.
 """
 
 import torch
@@ -20,7 +20,7 @@ from specdec.stepping.state import RequestState
 
 @jit
 def count_drafting(num_going_ptr, num_drafts_ptr, threshold_ptr, level, idx, row):
-    """How many slots draft this level, which is not the first; 0 if this slot does not."""
+    """Count the slots that draft this level, which is not the first; 0 if this slot does not."""
     has_room = (idx >= 0) & (level < tl.load(num_drafts_ptr + row))
     num_going = tl.where(has_room, tl.load(num_going_ptr), 0)
     return tl.where(tl.load(threshold_ptr) < 0.0, tl.num_programs(0), num_going)
@@ -40,14 +40,14 @@ def decide(
 ):
     """Vote after `level`, whose best path has this probability. The last of the voters decides.
 
-    A vote is an integer, so that their order does not matter: 13 bits that count votes, 13 that
-    count slots with room for another level, and the margin over the threshold in units of 2**-24.
-    The sum of 4,096 slots fits.
+    A vote is an integer, so that the order of votes does not matter: 13 bits that count votes, 13
+    that count slots with room for another level, and the margin over the threshold in units of
+    2**-24. The sum of 4,096 slots fits.
     """
     COUNT: tl.constexpr = (1 << 13) - 1
     threshold = tl.load(threshold_ptr)
     has_room = ((idx >= 0) & (level + 1 < tl.load(num_drafts_ptr + row))) | (threshold < 0.0)
-    known = tl.where(prob > 0.0, tl.minimum(prob, 1.0), 0.0)  # 0 for what is not a number
+    known = tl.where(prob > 0.0, tl.minimum(prob, 1.0), 0.0)  # 0 for NaN
     margin = tl.floor((known - threshold) * (1 << 24)).to(tl.int64)
     vote = tl.where(has_room, (margin << 26) + (1 << 13), 0) + 1
     tl.debug_barrier()  # every warp has read num_voters, where the last vote writes
@@ -61,7 +61,7 @@ def decide(
 def drafting_ref(
     buffers: StepBuffers, state: RequestState, threshold: Tensor, level_B: Tensor
 ) -> Tensor:
-    """[B] whether a slot drafts its level, which is not the first."""
+    """Find the slots [B] that draft their level, which is not the first."""
     row_B = buffers.sample_mapping[: len(level_B)]
     has_room_B = (row_B >= 0) & (level_B < state.num_draft_tokens[row_B])
     return (has_room_B & (buffers.num_going > 0)) | (threshold < 0)
@@ -75,11 +75,11 @@ def decide_ref(
     level_B: Tensor,
     drafts_B: Tensor,
 ) -> None:
-    """For all slots. drafts_B: those that drafted the level, whose index is in level_B."""
+    """Decide for all slots. drafts_B: those that drafted the level, whose index is in level_B."""
     row_B = buffers.sample_mapping[: len(prob_B)]
     has_room_B = (row_B >= 0) & (level_B + 1 < state.num_draft_tokens[row_B])
     votes_B = drafts_B & (has_room_B | (threshold < 0))
-    known_B = torch.where(prob_B > 0, prob_B.clamp(max=1), 0.0)  # 0 for what is not a number
+    known_B = torch.where(prob_B > 0, prob_B.clamp(max=1), 0.0)  # 0 for NaN
     margin_B = ((known_B - threshold) * (1 << 24)).floor().long()
     sum_of_all = torch.where(votes_B, margin_B, 0).sum()
     buffers.num_going.copy_(torch.where(sum_of_all >= 0, votes_B.sum(), 0))

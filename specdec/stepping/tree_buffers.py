@@ -1,7 +1,7 @@
-"""What a step knows of draft trees: the paths of the rows that it verifies, the levels of the next.
+"""Buffers of draft trees: the paths of the rows that a step verifies, and the levels of the next.
 
 Nodes have no place in their requests' blocks, since siblings share a position. Their keys and
-values lie in scratch blocks behind the pool, by batch slot: those of the target's rows until the
+values lie in scratch blocks after the pool, by batch slot: those of the target's rows until the
 accepted path is committed, those of the draft's levels until the step ends.
 """
 
@@ -15,7 +15,7 @@ class TreeBuffers:
     """Letters: B batch slots, N rows of each, D nodes of a path, k rows of a level, M candidates.
 
     max_reqs: batch slots that may have a tree; max_tokens: rows of a step
-    first_block: the first one behind the pool, in the caches of both models
+    first_block: the first one after the pool, in the caches of both models
     results: the columns of a step's results from the first verified draft on
     """
 
@@ -45,13 +45,13 @@ class TreeBuffers:
 
         # rows that verify
         self.parents = integers(T)  # [T] row within its slot; the root's is itself
-        self.path_rows = integers(T, D + 1)  # [T, D + 1] row of the step by depth, -1 behind it
+        self.path_rows = integers(T, D + 1)  # [T, D + 1] row of the step by depth, -1 after it
         self.path_slots = integers(T, D + 1)  # [T, D + 1] the cache slot of each of these
         self.path_starts = integers(B)  # [B] position of the root
-        self.walked = integers(B, D + 1)  # [B, D + 1] accepted rows within the slot, -1 behind
+        self.walked = integers(B, D + 1)  # [B, D + 1] accepted rows within the slot, -1 after them
 
         # of paths as long as those of the step, one slot after another
-        # accepted rows of the step, 0 behind, then rows of prompts
+        # accepted rows of the step, 0 after them, then rows of prompts
         self.path_sources = integers(max(max_tokens, B * (D + 1)))
         self.moved_from = integers(B * D)  # cache slots of accepted nodes, -1 = none
         self.moved_to = integers(B * D)  # where they go
@@ -91,5 +91,4 @@ class TreeBuffers:
             slots.fill_(self.first_slot)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every buffer by name, with the prefix tree_."""
         return {f"tree_{name}": x for name, x in vars(self).items() if isinstance(x, Tensor)}

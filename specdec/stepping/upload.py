@@ -1,6 +1,6 @@
-"""Host numbers to the device, without waiting for it.
+"""Copies of host numbers to the device, without waiting for it.
 
-They are copied from pinned memory that is used again and again, so that no copy asks an allocator.
+Their source is pinned memory that is reused, so no copy asks an allocator.
 """
 
 import threading
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-STAGED_BYTES = 1 << 20  # of each half; a step needs some kilobytes
+STAGED_BYTES = 1 << 20  # of each half; a step needs a few kilobytes
 ALIGNMENT = 16
 
 
@@ -30,14 +30,13 @@ def upload_all(pairs: Sequence[tuple[Tensor, np.ndarray]]) -> None:
 
 
 def uploaded(values: np.ndarray, device: torch.device) -> Tensor:
-    """A new tensor on the device."""
     return _staged(values, device).to(device, non_blocking=True)
 
 
 class Staging:
     """Pinned memory in two halves that take turns.
 
-    A half is written again after the copies from it are over, on all streams that they ran on.
+    A half is written again only after the copies from it are over, on all streams that they ran on.
     halves: of bytes
     """
 
@@ -51,12 +50,14 @@ class Staging:
 
     @staticmethod
     def of(device: torch.device) -> "Staging":
-        """With memory of its own."""
+        """Allocate the staging memory of a device."""
         one, other = (torch.empty(STAGED_BYTES, dtype=torch.uint8, pin_memory=True) for _ in "ab")
         return Staging(device, (one, other))
 
     def put(self, values: Tensor) -> Tensor:
-        """The same in pinned memory, for a copy that is launched next, on the current stream."""
+        """Write the values to pinned memory, for a copy that is launched next, on the current
+        stream.
+        """
         if values.nbytes > len(self._halves[0]):
             return values.pin_memory()
         if self._at + values.nbytes > len(self._halves[0]):
@@ -70,7 +71,7 @@ class Staging:
         return place
 
     def _turn(self) -> None:
-        """To the other half, when nothing is copied from it any more."""
+        """Switch to the other half, once nothing is copied from it any more."""
         self._copied[self._half] = [stream.record_event() for stream in self._streams]
         self._streams.clear()
         self._half = 1 - self._half
@@ -80,7 +81,7 @@ class Staging:
 
 
 class OfThread(threading.local):
-    """A thread's own, since a step's copies come from one thread."""
+    """The staging memory of a thread, since a step's copies come from one thread."""
 
     def __init__(self) -> None:
         self.by_device: dict[torch.device, Staging] = {}
@@ -90,9 +91,9 @@ _of_thread = OfThread()
 
 
 def _staged(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
-    """Where a copy to the device may be read from.
+    """Return what a copy to the device may read from.
 
-    The copy of pageable memory is staged by the driver, which may wait for the stream.
+    The driver stages copies of pageable memory, and may wait for the stream to do so.
     """
     host = torch.as_tensor(values)
     if device.type != "cuda":

@@ -1,19 +1,19 @@
 """The draft's two passes: prefill with the target's features, then further levels on its own.
 
-Where rows are shared out (`varies`) the number of levels varies from step to step: a
-graph of one level is replayed for each. A step that proposes nothing extends the draft's KV alone.
+Where rows are shared out (`varies`) the number of levels varies from step to step: a graph of one
+level is replayed for each. A step that proposes nothing extends the draft's KV alone. With a
+`threshold` drafts may stop before their last level (stepping/stop_drafting.py): the levels are
+launched all the same, and after the stop read no weights.
 
-With a `threshold` drafts may stop before their last level (stepping/stop_drafting.py): the levels
-are launched all the same, and after the stop read no weights.
-
-Of a tree each level has k rows per request, whose nodes see the committed context and their own
+Each level of a tree has k rows per request, whose nodes see the committed context and their own
 ancestors (stepping/grow_tree.py); after the last level the best nodes of all are kept.
 
 Row t of the prefill pairs the target's feature at position t with token t + 1, and writes draft KV
-slot t. After a round it covers all its rows, of trees the accepted path: those after the accepted
-ones are garbage that the levels and the next round overwrite, of trees padding. Of each request the
-last accepted row, or that of its prompt, is the seed of the proposal. Other rows are read as keys
-and values alone, so the last layer, which most drafts have alone, attends and goes on for seeds.
+slot t. After a round it covers all rows of a chain; rows after the accepted ones are garbage that
+the levels and the next round overwrite. Of a tree it covers the accepted path, then padding. The
+last accepted row of each request, or the last row of its prompt, is the seed of the proposal. Other
+rows are read as keys and values alone, so the last layer (most drafts have only one) attends and
+goes on for seeds.
 """
 
 from collections.abc import Callable
@@ -48,10 +48,10 @@ from specdec.stepping.step_sizes import Proposal, Step
 class Draft:
     """Reads and writes the step buffers; its proposals end in the state rows.
 
-    d2t: [W] target id of every draft id, or None where the vocabularies are the same
+    d2t: [W] target id of every draft id, or None where the vocabularies are equal
     graphs: families for steps whose requests are all greedy, and for steps with a sampled request.
-        Those draw their drafts with noise: for "exact" acceptance the target's noise, so that they
-        agree; else the draft's own, and the state keeps the scores.
+        The latter draw their drafts with noise: for "exact" acceptance the target's noise, so that
+        they agree; else the draft's own, and the state keeps the scores.
     calibration, threshold: see stepping/propose.py
     varies: the number of levels, from step to step
     """
@@ -113,7 +113,7 @@ class Draft:
                 self._decode(context, step.proposal)
 
     def captures(self) -> Captures:
-        """What is captured, in order."""
+        """Yield what is captured, in order."""
         graphs = self.graphs
         extend = [] if graphs.extend is None else [(graphs.extend, self.make_extend)]
         pairs = list(graphs.pairs(self._proposes_trees))
@@ -126,7 +126,7 @@ class Draft:
     def make_prefill(
         self, desc: BatchDescriptor, warmup: bool, proposal: Proposal
     ) -> Callable[[], None]:
-        """A prefill of padding, to warm up and capture: in pieces, or a whole round."""
+        """Make a prefill of padding, to warm up and capture: in pieces, or a whole round."""
         if desc.num_reqs is None:
             most = self.buffers.sizes.max_reqs
             context = self.contexts.with_seeds(self.contexts.dummy_rows(desc, warmup), most)
@@ -135,13 +135,13 @@ class Draft:
         return partial(self._prefill_round, context, desc.num_reqs, proposal)
 
     def make_extend(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
-        """The same for an extension of the draft's KV."""
+        """Make an extension of the draft's KV by padding, to warm up and capture."""
         return partial(self._cache_rows, self.contexts.dummy_round(desc, warmup))
 
     def make_decode(
         self, desc: BatchDescriptor, warmup: bool, proposal: Proposal
     ) -> Callable[[], None]:
-        """A decode of padding, to warm up and capture."""
+        """Make a decode of padding, to warm up and capture."""
         context = self.contexts.dummy_draft_rows(desc, warmup, proposal.is_tree)
         return partial(self._decode, context, proposal)
 
@@ -161,7 +161,7 @@ class Draft:
             self.model.extend(inputs["input_ids_T"], features_TD)
 
     def _extend(self, context: ForwardContext) -> None:
-        """In pieces, whose seeds are as many as requests may run: those of others are garbage."""
+        """Run in pieces, with a seed for every request that may run: others leave garbage."""
         inputs = self._prefill_inputs(context.num_tokens, self.buffers.sizes.max_reqs)
         with set_forward_context(context):
             self.graphs.prefill.run_pw_graph(self._forward, inputs)
@@ -205,7 +205,7 @@ class Draft:
             hidden_BD.copy_(recycled_BD)
 
     def _propose(self, normed_BD: Tensor, level: int | None, is_sampled: bool) -> None:
-        """level: None for the one after those that the state counts."""
+        """level: None: the level after those that the state counts"""
         state = self.state
         weight_WD = self.model.lm_head.weight
         to = DraftLevel(
@@ -285,7 +285,7 @@ class Draft:
 
 
 def into_buffers(model: EagleModel) -> Callable[..., None]:
-    """The model's forward as a graph takes it: results go to tensors that it is given."""
+    """Wrap the model's forward for a graph: results go to tensors that it is given."""
 
     def forward(
         input_ids_T: Tensor, features_TE: Tensor, seeds_B: Tensor, streams_out_BD: Tensor

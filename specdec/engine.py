@@ -2,8 +2,8 @@
 
 In a step, running requests verify their drafts and parts of prompts are computed (step.py). This
 file is the host's side: it launches steps, up to `num_steps_ahead` of them before the results of
-earlier ones arrive, and gives each request its tokens. What a step computes for a request that has
-ended meanwhile is dropped.
+earlier ones arrive, and gives each request its tokens. If a request has ended meanwhile, what a
+step computed for it is dropped.
 """
 
 import itertools
@@ -62,7 +62,7 @@ class Engine:
     """Serves one thread at a time.
 
     num_steps_ahead: 1 prepares a step while the device runs another; 0 reads results at once.
-    budget: how many rows of prompts ride in a step; None: max_num_batched_tokens in each.
+    budget: bounds the rows of prompts that ride in a step; None: by max_num_batched_tokens.
     planner: shares the rows of a round out, where the runner's sizes are adaptive.
     """
 
@@ -82,7 +82,7 @@ class Engine:
         self._use_prefix_cache = use_prefix_cache
         self._budget = budget
         self.planner = planner
-        self._num_fits = 0  # of the planner, as the device has them
+        self._num_fits = 0  # fits of the planner that the device has
         self.scheduler = self._new_scheduler()
         self._in_flight: deque[InFlight] = deque()
         self._observations: list[Observation] = []  # of results that were read
@@ -165,8 +165,9 @@ class Engine:
     def _catch_up(self) -> list[Request]:
         """Read all results before the next step, where it depends on them.
 
-        A guided request's masks need all its tokens. And where steps in flight may end much of what
-        runs, another one would do little work; levels of the draft still run beside the host.
+        A guided request's masks need all its tokens. And where steps in flight may end most
+        requests,
+        another one would do little work; levels of the draft still run while the host reads.
         """
         changed: list[Request] = []
         scheduler = self.scheduler
@@ -187,12 +188,11 @@ class Engine:
         return running
 
     def abort_all(self) -> list[Request]:
-        """End all requests."""
         self.check_caller()
         return [sample for name in list(self._unfinished) for sample in self.abort(name)]
 
     def metrics(self) -> list[Metric]:
-        """Counts since the start, and what runs now."""
+        """Count what happened since the start, and what runs now."""
         self.check_caller()
         # of copies, since any thread may call; without those whose last step is still in flight
         samples = itertools.chain.from_iterable(self._unfinished.copy().values())
@@ -259,7 +259,7 @@ class Engine:
         )
 
     def _launch(self, work: Work) -> list[Request]:
-        """Launch a step. Out of memory ends the step's requests, which are returned."""
+        """Launch a step. If memory runs out, the step's requests end and are returned."""
         try:
             result = self._run(work)
         except torch.OutOfMemoryError as error:
@@ -314,13 +314,13 @@ class Engine:
         self.scheduler.finish_step(step.work)
         self._release([request for request in before if request.finish is not None])
         if not self._unfinished:
-            self._read_at = 0.0  # what is in flight may be read after a pause
+            self._read_at = 0.0  # after a pause, steps in flight may be read late
         if not self._unfinished and logger.isEnabledFor(logging.DEBUG):
             logger.debug("graphs: %s", summary(self.runner.graphs.counters()))
         return changed
 
     def _observe_time(self, planner: RowPlanner, step: InFlight) -> None:
-        """From one result to the next, if it was launched before the first was read.
+        """Time a step from one result to the next, if it was launched before the first was read.
 
         In this time the draft's levels of the step before ran, and the target of this one. The
         device's clock tells it: the host may read a result late, while it launches another step.
@@ -367,7 +367,7 @@ class Engine:
         return changed
 
     def _observation(self, planner: RowPlanner, work: Work, result: StepResult) -> Observation:
-        """What held, for the planner. It is told when the next step has been launched."""
+        """Describe a round for the planner, to be told once the next step has been launched."""
         requests = work.verifying
         B = len(requests)
         if not work.verifies_trees and work.num_live == 0:
@@ -399,7 +399,7 @@ class Engine:
         return observe_trees
 
     def _learn(self) -> None:
-        """Tell the planner of the rounds that were read; the device, of a new calibration."""
+        """Tell the planner of the rounds that were read, and the device of a new calibration."""
         observations, self._observations = self._observations, []
         if not observations:
             return
@@ -473,7 +473,7 @@ class Engine:
         }
 
     def _num_drafted(self, request: Request) -> int:
-        """Drafts of this round: as many as fit into the context after the last token."""
+        """Count this round's drafts: as many as fit into the context after the last token."""
         room = self.runner.sizes.max_model_len - request.num_tokens
         return min(request.num_speculative_tokens, room)
 
@@ -502,12 +502,13 @@ def _chains_in_trees(
     num_allowed: np.ndarray,
     is_sampled: np.ndarray,
 ) -> RoundOutcome:
-    """What a round of trees shows of chains: each tree has one, along the draft's best tokens.
+    """Read from a round of trees what chains would have shown: each tree has one, its best tokens.
 
-    Where a tree has all nodes that it may have, and the trees had another level after its chain, or
-    it has deeper nodes itself, the chain's next ones were less probable than every node, and are
-    IMPROBABLE: left out, they would leave what is known of deep levels to the chains that came so
-    far. Else they were not drafted.
+    If a tree left out the chain's next token, although it has deeper nodes, or is full while the
+    trees had another level, that token ranked below every kept node; count it as IMPROBABLE.
+    Without it, deep levels would be judged only by the chains that reached them. Other missing
+    tokens were not drafted.
+
     threshold: of the mean path probability, below which trees stop
     num_allowed, is_sampled: [B] as in RoundOutcome; 0 allowed: the tree says nothing
     """
@@ -551,10 +552,10 @@ def _last_level(
     threshold: float,
     num_allowed: np.ndarray,
 ) -> int:
-    """The last level that a round's trees drafted together: that of the deepest node, or one more.
+    """Find the last level that a round's trees drafted together: the deepest node's, or one more.
 
-    It is one more where the best paths to that depth were probable enough on average. A tree that
-    kept none of its own counts with its least probable node: none was more probable.
+    It is one more if the best paths to that depth were probable enough on average. A tree that kept
+    no node of that depth counts with its least probable node: no path was more probable.
     """
     deepest = max(map(max, node_depths))
     best = []

@@ -39,8 +39,8 @@ class Runner:
     """The device side of an engine: `run_step` launches a step and does not wait.
 
     backend: captures the graphs of `graph_config` when `capture` is called; None: all is eager.
-    acceptance: the rule of steps that need logits: those with a request that is not plainly greedy,
-        whose greedy requests then go through it too, with all probability on one token.
+    acceptance: the rule of steps that need logits, because a request is not plainly greedy. Greedy
+        requests of such a step go through the rule too, with all probability on one token.
     confidence_threshold: above 0 drafts stop where their best paths are less probable on average.
         None: where `stop_below` says.
     """
@@ -76,7 +76,7 @@ class Runner:
         config = graph_config or GraphConfig()
         self.graphs = GraphFamilies(config, backend, sizes, has_draft)
         self.num_levels = 0  # of the draft, in all steps that were run
-        self.num_tree_rounds = 0  # of these steps, those that verified trees
+        self.num_tree_rounds = 0  # steps that verified trees
         self.calibration: Tensor | None = None  # see stepping/propose.py
         self._workspace = _workspace(self.heads, sizes, device)
         taps = eagle.config.aux_boundaries if eagle is not None else ()
@@ -125,12 +125,12 @@ class Runner:
         """Launch a step: a round of the requests in these state rows, and parts of prompts.
 
         max_num_computed: a bound on the rows' computed tokens, by which attention's partial results
-        get their room; needed with rows. flags: of the requests in the rows
-        and of those whose prompt ends. query_len: rows of each, 1 where no request drafts, else
-        (and by default) one for each draft and one more. shared_rows: of all of them, shared out,
-        where not 0. num_levels: that the draft then runs, None: K. proposes_tree: by which it then
-        drafts trees, where drafts may be both; rows that are not shared out are those of trees
-        there. masks: computes those of guided rows, while the forward runs.
+        get their room; needed with rows. flags: of the requests in the rows and of those whose
+        prompt ends. What each request verifies: query_len rows, 1 where no request drafts, else
+        (and by default) one for each draft and one more; or, if shared_rows is not 0, its share of
+        these. Where drafts may be chains or trees, rows that are not shared out are trees' rows.
+        What the draft proposes afterwards: num_levels, None: K; proposes_tree: a tree each. masks:
+        computes those of guided rows, while the forward runs.
         """
         step = self.step_of(
             rows, parts, max_num_computed, flags, query_len, shared_rows, num_levels, proposes_tree
@@ -156,7 +156,7 @@ class Runner:
         num_levels: int | None = None,
         proposes_tree: bool = False,
     ) -> Step:
-        """The step of `run_step`, with the graphs that it takes."""
+        """Return the step of `run_step`, with the graphs that it takes."""
         Q = query_len or self.sizes.query_len
         num_rows = shared_rows or len(rows) * Q
         tree = self.sizes.tree
@@ -192,7 +192,7 @@ class Runner:
         proposal: Proposal,
         num_levels: int | None,
     ) -> Passes:
-        """num_rows: of those that verify. num_levels: None where the draft runs all, or none."""
+        """num_rows: that verify. num_levels: None where the draft runs all levels, or none."""
         if parts:
             num_tokens = num_rows + sum(part.length for part in parts)
             num_proposing = num_verified + sum(part.ends_prompt for part in parts)
@@ -217,7 +217,7 @@ class Runner:
         upload(self.calibration, values)
 
     def stop_below(self, threshold: float) -> None:
-        """Where drafts stop from the next step on, if they may; below 0 padding goes on too."""
+        """Stop drafts below this threshold from the next step on; below 0 padding goes on too."""
         if self.threshold is not None and threshold != self._stops_below:
             self._stops_below = threshold
             self.threshold.fill_(threshold)
@@ -238,7 +238,7 @@ class Runner:
             torch.cuda.set_device(self.device)
 
     def read(self, num_reqs: int) -> StepResult:
-        """The latest step's result on the host; waits for the target, not for the draft."""
+        """Read the latest step's result; waits for the target, not for the draft."""
         result = self.results.latest.read()
         assert len(result.num_accepted) == num_reqs, (len(result.num_accepted), num_reqs)
         return result
@@ -249,7 +249,7 @@ class Runner:
             self.graphs.capture(self._captures())
 
     def measure(self) -> dict[str, int]:
-        """Bytes that the graphs of each family will take, by their largest ones; none is kept."""
+        """Measure the graphs of each family by their largest ones, in bytes; none is kept."""
         with torch.inference_mode():
             return self.graphs.measure(self._captures())
 
@@ -337,7 +337,7 @@ def _heads(
 
 
 def _workspace(heads: tuple[Heads, ...], sizes: EngineSizes, device: torch.device) -> Tensor | None:
-    """Where attention keeps partial results, outside all graph pools: no two passes overlap."""
+    """Allocate attention's partial results, outside all graph pools: no two passes overlap."""
     if device.type != "cuda":
         return None
     wanted = [
@@ -350,7 +350,7 @@ def _workspace(heads: tuple[Heads, ...], sizes: EngineSizes, device: torch.devic
 
 
 def _rows_in_parts(heads: Heads, sizes: EngineSizes) -> int:
-    """The most rows of a round whose programs share splits; long slots share the same room."""
+    """Bound the rows of a round whose programs share splits; long slots share their room."""
     most = most_rows_in_parts(sizes.query_len, sizes.max_num_seqs, heads)
     if sizes.tree is not None:
         widest = max(sizes.tree.num_rows, sizes.tree.top_k)

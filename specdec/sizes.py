@@ -6,7 +6,7 @@ from functools import cache
 BLOCK_SIZE = 64  # tokens per cache block: one attention tile
 MOST_SHARED_ROWS = 512  # beyond, each row of a round costs more than a draft is worth
 MAX_TREE_REQUESTS = 32  # with more at a time, chains accept as much from as many rows
-MAX_AUTO_TREE_REQUESTS = 8  # the same, where chains share their rows out
+MAX_AUTO_TREE_REQUESTS = 8  # with more at a time, chains that share their rows out accept as much
 MAX_STOP_IDS = 64  # ids that min_tokens can mask, per request
 MAX_BAD_WORDS = 64  # token sequences, per request
 MAX_BAD_WORD_LENGTH = 16  # tokens
@@ -14,16 +14,18 @@ MAX_BAD_WORD_LENGTH = 16  # tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeShape:
-    """A draft tree: its first level has top_k nodes, each further one top_k children of as many.
+    """A draft tree: its first level has top_k nodes, each further one top_k children of top_k
+    nodes.
 
-    smaller: (num_requests, num_levels, num_nodes) of steps with so many requests or more, by
-        requests, from 2 on. None has more levels or nodes than the one before it. All have 2 levels
-        or more, with num_nodes candidates: fewer requests may verify such a tree in the next step.
+    smaller: (num_requests, num_levels, num_nodes) of steps with at least that many requests, by
+        requests, from 2 on. None has more levels or nodes than the one before it. All have at least
+        2
+        levels with num_nodes candidates: fewer requests may verify such a tree in the next step.
     """
 
-    num_levels: int  # D, those that are drafted
+    num_levels: int  # D, levels that are drafted
     top_k: int  # k
-    num_nodes: int  # N - 1: those that are verified
+    num_nodes: int  # N - 1, nodes that are verified
     smaller: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -42,11 +44,11 @@ class TreeShape:
 
     @property
     def first_requests(self) -> tuple[int, ...]:
-        """The fewest requests that each shape is for, ascending."""
+        """List the fewest requests that each shape is for, ascending."""
         return (1, *(first for first, _, _ in self.smaller))
 
     def of(self, num_reqs: int) -> "TreeShape":
-        """The shape of steps with so many requests, padding included or not."""
+        """Choose the shape of a step with this many requests, padding included or not."""
         return _shape_of(self, num_reqs)
 
     @property
@@ -66,7 +68,7 @@ class TreeShape:
 
     @property
     def num_candidates(self) -> int:
-        """Nodes of all levels, of which the best are verified."""
+        """Count the nodes of all levels, of which the best are verified."""
         return self.top_k + self.top_k**2 * (self.num_levels - 1)
 
     @property
@@ -85,8 +87,6 @@ def _shape_of(tree: TreeShape, num_reqs: int) -> TreeShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSizes:
-    """All in tokens, requests or blocks."""
-
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -110,7 +110,7 @@ class EngineSizes:
 
     @property
     def num_draft_tokens(self) -> int:
-        """Drafts that a request verifies in a round: K of a chain; all nodes if all are trees."""
+        """Count the drafts that a request verifies: K of a chain; all nodes if all are trees."""
         if self.tree is None or self.is_adaptive:
             return self.num_speculative_tokens
         return self.tree.num_nodes
@@ -127,7 +127,7 @@ class EngineSizes:
 
     @property
     def max_tree_requests(self) -> int:
-        """Batch slots of the largest step that drafts trees, or verifies them."""
+        """Count the slots of the largest step that drafts trees, or verifies them."""
         if self.tree is None:
             return 0
         most = self.max_num_seqs
@@ -135,7 +135,7 @@ class EngineSizes:
 
     @property
     def num_tree_blocks(self) -> int:
-        """Blocks behind the pool for the nodes that a target verifies, those of all requests."""
+        """Count the blocks after the pool for the nodes that a target verifies, of all requests."""
         nodes = 0 if self.tree is None else self.tree.num_nodes
         return -(-self.max_tree_requests * nodes // BLOCK_SIZE)
 
@@ -147,12 +147,11 @@ class EngineSizes:
 
     @property
     def num_state_rows(self) -> int:
-        """Some more than requests run: a row is free only once no step in flight can write it."""
+        """Count state rows, more than requests: one is free once no step in flight writes it."""
         return self.max_num_seqs + self.max_num_seqs // 8 + 1
 
     @property
     def max_verify_rows(self) -> int:
-        """Rows of the largest round."""
         most = self.max_num_seqs * self.query_len
         if not self.is_adaptive:
             return most
@@ -161,15 +160,13 @@ class EngineSizes:
 
     @property
     def max_num_rows(self) -> int:
-        """Rows of the largest step: all requests verify, and prompts ride along."""
+        """Count the rows of the largest step: all requests verify, and prompts ride along."""
         return self.max_verify_rows + self.max_num_batched_tokens
 
     @property
     def blocks_per_request(self) -> int:
-        """Blocks of the longest request."""
         return -(-self.max_model_len // BLOCK_SIZE)
 
     @property
     def most_keys(self) -> int:
-        """Tokens in these blocks."""
         return self.blocks_per_request * BLOCK_SIZE

@@ -30,18 +30,17 @@ One forward takes the rows of all:
                    buffers.tree
 
 results is one tensor; sampled_tokens, num_accepted and verified_tokens are columns of it. The draft
-collects its proposals in buffers.draft_tokens, which commit zeroes; state.draft_tokens are those
-that the next round verifies. A draft without taps reads hidden_states, not aux_hidden_states; where
-nothing reads those of a prompt's rows but the last, they stay what they were (target.py). Where
+collects its proposals in buffers.draft_tokens, which commit zeroes; the next round verifies
+state.draft_tokens. A draft without taps reads hidden_states, not aux_hidden_states; where nothing
+reads the hidden states of a prompt's rows but the last, they stay what they were (target.py). Where
 rows are shared out, each level writes its token to the state, with draft_probs; a step that
-proposes nothing extends the draft's KV alone. Where trees are verified in some steps and chains in
-others, what a step verifies is what the one before it has proposed; that of the step is
-`step.proposes_tree`.
+proposes nothing extends the draft's KV alone. Where some steps verify trees and others chains, a
+step verifies what the one before it has proposed; `step.proposes_tree` says what it proposes.
 
-Nothing reads the device from the host between `fill` and the end of the draft, but the masks of
-guided requests, which wait for what the step before has sent. The step says how
-each act runs: `step.passes` names the graphs (passes/families.py), `step.flags` what its requests
-ask of the sampler.
+Nothing reads the device from the host between `fill` and the end of the draft, except the masks of
+guided requests, which wait for what the step before has sent. The step says how each act runs:
+`step.passes` names the graphs (passes/families.py), `step.flags` what its requests ask of the
+sampler.
 """
 
 from dataclasses import dataclass
@@ -63,8 +62,8 @@ from specdec.stepping.step_sizes import Step
 from specdec.stepping.upload import upload
 from specdec.target import Target
 
-# the acts, by the names of the methods below: what a profile divides a step into, in which no
-# request is guided
+# the acts, by the names of the methods below: a profile divides a step into these; no request is
+# guided in it
 PHASES = ("fill", "forward", "choose", "commit", "record", "send", "prefill_draft", "decode_draft")
 
 
@@ -84,7 +83,6 @@ class Acts:
     max_model_len: int
 
     def run(self, step: Step) -> None:
-        """The step."""
         self.fill(step)
         self.forward(step)
         self.choose(step)
@@ -124,11 +122,11 @@ class Acts:
         fill_round(buffers, state, V, self.max_model_len, step.query_len, R)
 
     def forward(self, step: Step) -> None:
-        """The target over all rows."""
+        """Run the target over all rows."""
         self.target.forward(step)
 
     def choose(self, step: Step) -> None:
-        """The token after each row that verifies, and after each part; p/q accepts here."""
+        """Choose the token after each row that verifies, and after each part; p/q accepts here."""
         self.sampler.choose(step)
 
     def commit(self, step: Step) -> None:

@@ -1,8 +1,8 @@
 """The target's forward over the rows of a step: hidden states, the draft's features, and KV.
 
-What is read later of a prompt's rows is the last one's hidden state, beside keys, values and taps:
-so the last layer attends and goes on only for the rows after which a token is chosen. This saves a
-thirtieth of a long prompt's work; a few rows are not worth a break of the graphs.
+Of a prompt's rows only the last one's hidden state is read later, beside keys, values and taps. So
+the last layer attends and goes on only for the rows after which a token is chosen. This saves a
+thirtieth of a long prompt's work; for a few rows it would not pay for a break of the graphs.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class Target:
 
     graphs: steps with prompts run in pieces around attention; rounds, plain rounds of one row per
         request, and rounds of trees beside those of chains, run as one full graph each.
-    keeps_hidden: a draft reads what the last layer leaves, of all rows
+    keeps_hidden: the draft reads what the last layer leaves, of all rows
     """
 
     model: LlamaModel
@@ -49,7 +49,7 @@ class Target:
         init_piecewise(self.graphs.prefill, self._pieces)
 
     def forward(self, step: Step) -> None:
-        """One pass over all rows: in pieces, as one graph, or op by op."""
+        """Run one pass over all rows: in pieces, as one graph, or op by op."""
         how = step.passes.target
         if how.mode is CUDAGraphMode.FULL:
             self.graphs.of_descriptor(how.descriptor).run_fullgraph(how.descriptor)
@@ -59,27 +59,27 @@ class Target:
             self._run(self._of_prompts, self._context(step))
 
     def captures(self) -> Captures:
-        """What is captured, in order."""
+        """Yield what is captured, in order."""
         graphs = self.graphs
         kinds = (graphs.decode, graphs.plain, *graphs.trees.values())
         rounds = [each for each in kinds if each is not None]
         return [(graphs.prefill, self.make_prefill), *((each, self.make_verify) for each in rounds)]
 
     def make_prefill(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
-        """A forward of padding, to warm up and capture."""
+        """Make a forward of padding, to warm up and capture."""
         context = self.contexts.dummy_rows(desc, warmup)
-        is_short = warmup and self.graphs.prefill.use_breakable_cg  # else it is traced, all of it
+        is_short = warmup and self.graphs.prefill.use_breakable_cg  # else all of it is traced
         return partial(self._warm_up if is_short else self._run_pieces, context)
 
     def make_verify(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
-        """The forward of a round of padding, plain ones too, to warm up and capture."""
+        """Make the forward of a round of padding, plain ones too, to warm up and capture."""
         context = self.contexts.dummy_round(desc, warmup)
         if warmup:
             return partial(self._warm_up, context)
         return partial(self._run, self._whole, context)
 
     def _context(self, step: Step) -> ForwardContext:
-        """Of a step that runs in pieces or op by op; of one without prompts all rows decide."""
+        """Describe a step that runs in pieces or op by op; without prompts all rows decide."""
         how = step.passes.target
         asks = any(part.num_logprobs is not None for part in step.parts)
         is_small = how.descriptor.num_tokens <= WHOLE_UP_TO
@@ -111,7 +111,7 @@ class Target:
 
 
 def into_buffers(model: LlamaModel) -> Callable[..., None]:
-    """The model's forward as a graph takes it: results go to tensors that it is given."""
+    """Wrap the model's forward for a graph: results go to tensors that it is given."""
 
     def forward(input_ids_T: Tensor, hidden_out_TD: Tensor, aux_out_TE: Tensor) -> None:
         hidden_out_TD.copy_(model(input_ids_T, aux_out_TE))
@@ -120,9 +120,9 @@ def into_buffers(model: LlamaModel) -> Callable[..., None]:
 
 
 def finishing_decided(model: LlamaModel) -> Callable[..., None]:
-    """The same, but hidden states of rows that the context leaves out stay what they were.
+    """Wrap it so that hidden states of rows that the context leaves out stay what they were.
 
-    The rows differ from step to step, so that the end is a break of graphs in pieces: of those of
+    The rows differ from step to step, so the end is a break of graphs in pieces, where they have
     more than a few rows.
     """
     whole = into_buffers(model)

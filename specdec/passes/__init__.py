@@ -1,1 +1,1 @@
-"""Which graph serves a pass, and what a pass reads beside its arguments."""
+"""The graphs that serve a pass, and what a pass reads beside its arguments."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from specdec.kernels.tile_shapes import ROW_CLASSES
 from specdec.sizes import EngineSizes
 
-# Request counts of plain rounds: up to 64 rows take as long as the weights are read, so few serve;
-# beyond, those up to each multiple of 32 share tiles.
+# Request counts of plain rounds: up to 64 rows take no longer than reading the weights, so a few
+# sizes are enough; beyond, rows up to each multiple of 32 share tiles.
 PLAIN_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 FEW_DRAFTS = 3  # a round of few requests has a graph for these, beside one for all
 PADDED_ROWS = (32, 128)  # between these, padding to the next tiles takes up to 2 % of a round
@@ -26,7 +26,7 @@ def request_sizes(max_reqs: int, query_len: int) -> list[int]:
 
 
 def tree_sizes(sizes: EngineSizes, requests: Sequence[int] | None) -> tuple[int, ...]:
-    """Count the requests of rounds of trees, where others are of chains.
+    """List the requests of rounds of trees, where other rounds are of chains.
 
     requests: None: powers of two
     """
@@ -62,12 +62,12 @@ def shared_shapes(
         all_rows = min(B * Q, sizes.max_verify_rows)
         few = min(B * (FEW_DRAFTS + 1), all_rows)
         rows = {B, few, all_rows, *(c for c in ROW_CLASSES if fewer < c < all_rows)}
-        every_level = (B * n for n in range(2, Q))  # of so many levels all drafts fit
+        every_level = (B * n for n in range(2, Q))  # all drafts of n - 1 levels fit
         rows |= {n for n in every_level if PADDED_ROWS[0] < n < min(PADDED_ROWS[1], all_rows)}
         found |= {(B, n) for n in rows}
     return tuple(sorted(found, key=lambda shape: (shape[1], shape[0])))
 
 
 def plain_sizes(max_reqs: int) -> list[int]:
-    """Count the requests of rounds of one row each."""
+    """List the requests of rounds of one row each."""
     return [*(n for n in PLAIN_SIZES if n < max_reqs), *range(96, max_reqs, 32), max_reqs]

@@ -30,8 +30,9 @@ _CPU = torch.device("cpu")
 
 
 class PassContexts:
-    """The `dummy_` ones fill the buffers with padding, to warm up and capture.
+    """Makes the forward contexts of one model's passes.
 
+    The `dummy_` ones fill the buffers with padding, to warm up and capture.
     verifies_trees: rounds of more than one row per request are trees, whose rows have paths
     """
 
@@ -47,7 +48,7 @@ class PassContexts:
         self.buffers = buffers
         self.max_model_len = max_model_len
         self.kv_cache = kv_cache
-        self._layer_caches = kv_cache.unbind()  # once: a step with prompts asks for each
+        self._layer_caches = kv_cache.unbind()  # once, since each step with prompts asks for them
         self._verifies_trees = verifies_trees
         self._launches: dict[Hashable, list[Callable[..., None]]] = {}
         self._query_rows = partial(QueryRows, workspace=workspace, block_table=state.block_table)
@@ -99,7 +100,7 @@ class PassContexts:
         return _finishing(context, (*verified, of_prompts), rows_X)
 
     def dummy_rows(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
-        """The rows of prompts, cut into as many requests as there may be."""
+        """Cut the rows of prompts into as many requests as there may be."""
         T = desc.num_tokens
         B = min(T, self.buffers.sizes.max_reqs)
         lengths = [T // B + (b < T % B) for b in range(B)]
@@ -108,7 +109,7 @@ class PassContexts:
         return self._context(how, T, (self._ragged(lengths, 0, Extent(0, T), 1),))
 
     def dummy_round(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
-        """The rows of a round, for a full graph."""
+        """Lay out the rows of a round, for a full graph."""
         assert desc.num_reqs is not None, desc
         B = desc.num_reqs
         T = desc.num_tokens
@@ -125,7 +126,7 @@ class PassContexts:
     def draft_rows(
         self, num_reqs: int, max_seq_len: int, how: Dispatch, of_trees: bool = False
     ) -> ForwardContext:
-        """The rows of a level of the draft's own: one per request, of trees k."""
+        """Describe a level of the draft's own: one row per request, k of trees."""
         tree = self.buffers.tree if of_trees else None
         L = 1 if tree is None else tree.shape.top_k
         T = num_reqs * L
@@ -139,16 +140,17 @@ class PassContexts:
     def dummy_draft_rows(
         self, desc: BatchDescriptor, warmup: bool, of_trees: bool
     ) -> ForwardContext:
-        """The rows of a level of the draft's own, for a full graph."""
+        """Describe a level of the draft's own, for a full graph."""
         self.buffers.fill_padding([1] * desc.num_tokens)
         how = _how(CUDAGraphMode.FULL, desc, warmup)
         return self.draft_rows(desc.num_tokens, self.max_model_len, how, of_trees)
 
     def _with_kept_launches(self, rows: QueryRows) -> QueryRows:
-        """Share prepared kernels with earlier rows of as many slots, in the same buffers.
+        """Share prepared kernels with earlier rows of equally many slots in the same buffers.
 
-        They were told the sizes below, of max_seq_len only how many splits there are, and that
-        their results are needed (needed.py).
+        The kernels were prepared with the sizes below; max_seq_len only decides how many splits
+        there
+        are, and `needed` that their results are needed (needed.py).
         """
         starts, paths = rows.query_start_loc, rows.paths
         at = rows.idx_mapping.data_ptr(), rows.positions.data_ptr()
@@ -162,7 +164,7 @@ class PassContexts:
     def _level(
         self, num_reqs: int, rows_per_req: int, max_seq_len: int, paths: Paths | None = None
     ) -> QueryRows:
-        """Rows after which the draft proposes."""
+        """Describe the rows after which the draft proposes."""
         T = num_reqs * rows_per_req
         tiles = None if self._plans is None else self._plans.uniform(num_reqs, rows_per_req, T)
         return self._query_rows(
@@ -175,7 +177,7 @@ class PassContexts:
         )
 
     def _verified(self, step: Step, num_reqs: int, num_rows: int) -> QueryRows:
-        """Verify slots, from the first row on; the last rows may be padding."""
+        """Describe the verify slots, from the first row on; the last rows may be padding."""
         bound = step.max_seq_len
         if step.shared_rows:
             return self._with_kept_launches(self._shared(num_reqs, step.query_len, num_rows, bound))
@@ -217,7 +219,7 @@ class PassContexts:
         max_seq_len: int,
         is_beside: bool = False,
     ) -> QueryRows:
-        """Parts of prompts of these lengths; the last rows may be padding."""
+        """Describe parts of prompts of these lengths; the last rows may be padding."""
         B = len(lengths)
         num_rows = rows.end - rows.first
         return self._query_rows(
@@ -258,7 +260,7 @@ class PassContexts:
 def _finishing(
     context: ForwardContext, groups: tuple[QueryRows, ...], rows_X: Tensor | None = None
 ) -> ForwardContext:
-    """The context of a pass whose last layer finishes these rows alone.
+    """Return the context of a pass whose last layer finishes only these rows.
 
     rows: None where the pass itself knows which they are
     """
@@ -273,7 +275,7 @@ def _metadata_of(context: ForwardContext) -> AttentionMetadata:
 
 
 def _how(mode: CUDAGraphMode, desc: BatchDescriptor, warmup: bool) -> Dispatch:
-    """A warm-up runs eagerly, on the sizes of the capture."""
+    """Say how a dummy pass runs: a warm-up runs eagerly, on the sizes of the capture."""
     return Dispatch(CUDAGraphMode.NONE if warmup else mode, desc)
 
 
@@ -290,14 +292,14 @@ class TilePlans:
         self._uniform: dict[tuple[int, int, int], TilePlan] = {}
 
     def uniform(self, num_reqs: int, query_len: int, num_rows: int) -> TilePlan:
-        """The plan of batch slots with the same number of rows each."""
+        """Plan the tiles of batch slots that have the same number of rows."""
         key = num_reqs, query_len, num_rows
         if key not in self._uniform:
             self._uniform[key] = plan_tiles((query_len,) * num_reqs, num_rows, _CPU)
         return self._uniform[key]
 
     def ragged(self, query_lens: Sequence[int], num_rows: int) -> TilePlan:
-        """The plan of any batch; it lasts until the next one is asked for."""
+        """Plan the tiles of any batch; the plan lasts until the next one is made."""
         plan = plan_tiles(query_lens, num_rows, _CPU)
         upload(self._rows, plan.rows)
         upload(self._reqs, plan.reqs)

@@ -1,1 +1,1 @@
-"""From names and options to an engine that is ready."""
+"""The way from names and options to an engine that is ready."""

@@ -1,6 +1,6 @@
-"""What an engine cannot take of a checkpoint that is valid otherwise: told at the load, by file.
+"""Valid checkpoints that an engine cannot take: refused at the load, by file.
 
-Without it, each request would be refused in its turn, for what no request can change.
+Otherwise each request would be refused in its turn, for what no request can change.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ MOST_NAMED = 3  # of the tokens outside the vocabulary
 
 
 def check_target(directory: Path, target: TargetConfig, max_model_len: int | None) -> None:
-    """CheckpointError for a context or a number of EOS ids that no engine is built for."""
+    """Refuse a context or a number of EOS ids that no engine is built for, by CheckpointError."""
     problems = Problems(directory)
     longest, limit = longest_context(target)
     if max_model_len is None and longest > MAX_MODEL_LEN:
@@ -30,7 +30,7 @@ def check_target(directory: Path, target: TargetConfig, max_model_len: int | Non
 
 
 def check_tokenizer(directory: Path, tokenizer: Tokenizer, vocab_size: int) -> None:
-    """CheckpointError for tokens whose ids the target has no embedding for."""
+    """Refuse tokens whose ids the target has no embedding for, by CheckpointError."""
     outside = tokenizer.tokens_outside(vocab_size)
     if not outside:
         return

@@ -36,12 +36,14 @@ FLAGS = (
     SamplingFlags(logprobs=1),
     EVERYTHING,
 )
-ATTENTION_ROWS = range(1, 34)  # of the longest prompt in a chunk; more are cut like the last
+ATTENTION_ROWS = range(
+    1, 34
+)  # of the longest prompt in a chunk; chunks of longer ones are cut like the last
 LOGPROB_ROWS = (1, 2, 16, 17, 32, 33, 48, 65, 112)  # of prompts, up to logprobs.ROWS_AT_ONCE
 
 
 def compile_ahead(runner: Runner, progress: bool = True) -> None:
-    """On a GPU. The runner must not serve yet: its buffers hold garbage afterwards."""
+    """Compile on a GPU. The runner must not serve yet: its buffers hold garbage afterwards."""
     rehearsal = _Rehearsal(**vars(runner.acts))
     with torch.inference_mode(), compiling_ahead(runner.device, progress) as note_ready:
         with runner.target.model.shortened():
@@ -58,7 +60,7 @@ class _Rehearsal(Acts):
     """A step without the target's forward, whose kernels do not depend on the sampling."""
 
     def forward(self, step: Step) -> None:
-        """Leave it out."""
+        pass
 
     def choose(self, step: Step) -> None:
         """Choose as serving does, and clear what no kernel wrote: garbage would be embedded."""
@@ -67,12 +69,12 @@ class _Rehearsal(Acts):
 
 
 def forwards(runner: Runner) -> Iterator[Step]:
-    """Each kind of row count, in a chunk; each way to cut attention, in chunks and rounds."""
+    """List each kind of row count, in a chunk; each way to cut attention, in chunks and rounds."""
     sizes = runner.sizes
     most = sum(lengths_of(sizes, sizes.max_num_rows))
     for rows in counts_by_kind(1, most):
         yield prompts(runner, lengths_of(sizes, rows))
-    if sizes.num_speculative_tokens > 0:  # steps that extend the draft's KV alone
+    if sizes.num_speculative_tokens > 0:  # steps that only extend the draft's KV
         # where the number of drafts is fixed, those that a part of a long prompt fills
         longest = min(sizes.max_num_batched_tokens, most)
         for rows in counts_by_kind(1, most) if sizes.is_adaptive else (longest,):
@@ -137,14 +139,14 @@ def _attention_kinds(
 
 
 def long_prompts(runner: Runner) -> Iterator[Step]:
-    """A chunk for the kernel of prompts, whatever the query heads of a kv head."""
+    """Make a chunk for the kernel of prompts, whatever the query heads of a kv head."""
     more_than = launch_plan.PROMPT_MORE_THAN
     if more_than is not None:
         yield chunk(runner, more_than + 1, 1)
 
 
 def samplings(runner: Runner) -> Iterator[Step]:
-    """Greedy and drawn tokens for each class of row counts; everything else that may be asked."""
+    """List greedy and drawn tokens for each class of row counts; all else that may be asked."""
     query_lens = uniform_rounds(runner)
     for flags in (GREEDY, DRAWN):
         for count in request_counts(runner, 1):
@@ -171,12 +173,12 @@ def samplings(runner: Runner) -> Iterator[Step]:
 
 
 def uniform_rounds(runner: Runner) -> set[int]:
-    """Rows of each request, in rounds whose rows are not shared out."""
+    """List the rows of each request, in rounds whose rows are not shared out."""
     return {1} if runner.sizes.is_adaptive else {1, runner.sizes.query_len}
 
 
 def shared_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Step]:
-    """Those that will be captured: of each number of rows, with the fewest and most requests."""
+    """List rounds to be captured: of each number of rows, with the fewest and most requests."""
     most = runner.sizes.max_num_seqs
     shapes = runner.graphs.shapes
     fewest = {rows: count for count, rows in reversed(shapes)}  # ascending by both
@@ -188,7 +190,7 @@ def shared_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Ste
 
 
 def tree_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Step]:
-    """Those of every number of requests, where other rounds are of chains."""
+    """List rounds of every number of requests, where other rounds are of chains."""
     if runner.sizes.has_both:
         for count in range(1, runner.sizes.max_tree_requests + 1):
             yield tree_round(runner, count, flags)
@@ -225,9 +227,9 @@ def _shared_round(runner: Runner, count: int, rows: int, flags: SamplingFlags) -
 
 
 def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
-    """Rows that verify and ends of prompts together make any number of decided rows."""
+    """List steps in which rows that verify and ends of prompts make any number of decided rows."""
     sizes = runner.sizes
-    if sizes.max_num_seqs == 1:  # which verifies or begins
+    if sizes.max_num_seqs == 1:  # its only request verifies or begins
         return
     if sizes.is_adaptive:  # any share of the rows and any number of prompts that end
         most = sizes.max_model_len
@@ -250,14 +252,14 @@ def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
 
 
 def round_counts(runner: Runner, query_len: int) -> Iterable[int]:
-    """Those of `request_counts`, of trees also for the rows of the draft's levels."""
+    """List the `request_counts` of a round; of trees also for the rows of the draft's levels."""
     tree = runner.sizes.tree
     levels = request_counts(runner, tree.top_k) if tree is not None and query_len > 1 else ()
     return dict.fromkeys([*request_counts(runner, query_len), *levels])
 
 
 def request_counts(runner: Runner, query_len: int) -> Iterable[int]:
-    """Every kind of row count; and all requests, whose number is what some kernels go by."""
+    """List every kind of row count; and all requests, whose number is what some kernels go by."""
     most = runner.sizes.max_num_seqs
     return dict.fromkeys([*counts_by_kind(query_len, most), most])
 
@@ -282,7 +284,7 @@ def chunk(
     flags: SamplingFlags = GREEDY,
     num_logprobs: int | None = None,
 ) -> Step:
-    """`count` prompts of `length` tokens, as far as the engine's sizes allow."""
+    """Make `count` prompts of `length` tokens, as far as the engine's sizes allow."""
     sizes = runner.sizes
     length = max(min(length, sizes.max_model_len - 1, sizes.max_num_batched_tokens), 1)
     count = max(min(count, sizes.max_num_seqs, sizes.max_num_batched_tokens // length), 1)
@@ -296,7 +298,7 @@ def prompts(
     num_logprobs: int | None = None,
     num_levels: int | None = None,
 ) -> Step:
-    """A step of prompts without state rows. num_levels: of drafts after it, None: K."""
+    """Make a step of prompts without state rows. num_levels: of drafts after it, None: K."""
     parts = padding_parts(runner, lengths, num_logprobs)
     return runner.step_of((), parts, 0, flags, None, 0, num_levels)
 
@@ -328,6 +330,5 @@ def padding_parts(
 
 
 def round_of(runner: Runner, num_reqs: int, query_len: int, flags: SamplingFlags = GREEDY) -> Step:
-    """Verify and draft for requests without state rows."""
     count = max(min(num_reqs, runner.sizes.max_num_seqs), 1)
     return runner.step_of([-1] * count, (), runner.sizes.max_model_len, flags, query_len)

@@ -1,4 +1,4 @@
-"""For which sizes steps are measured, and what others cost by these."""
+"""The sizes for which steps are measured, and what other sizes cost by these."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -8,12 +8,12 @@ from specdec.scheduling.step_costs import Measured, StepCosts
 
 
 def of_classes(counts: Sequence[int]) -> list[int]:
-    """Of each class of rows, which share tiles, the largest of these counts, ascending."""
+    """Take the largest of ascending counts in each class of rows, which share tiles."""
     return list({row_class(n): n for n in counts}.values())
 
 
 def apart(sizes: Sequence[int], factor: int) -> list[int]:
-    """Of ascending sizes the first, each that is `factor` times the one before, and the last."""
+    """From ascending sizes take the first, each `factor` times the one before, and the last."""
     chosen = list(sizes[:1])
     for size in sizes[1:]:
         if size >= factor * chosen[-1] or size == sizes[-1]:
@@ -24,7 +24,7 @@ def apart(sizes: Sequence[int], factor: int) -> list[int]:
 def between(
     measured: Measured, sizes: Sequence[int], like: Callable[[int], float] = lambda _: 0.0
 ) -> Measured:
-    """The measured ones, and those of `sizes` that lie between two of them.
+    """Add to the measured sizes those of `sizes` that lie between two of them.
 
     like: milliseconds of similar steps by size, whose difference to the measured ones grows evenly
         from one to the next
@@ -40,10 +40,7 @@ def between(
 
 
 def as_rounds(rounds: Measured) -> Callable[[int], float]:
-    """Milliseconds by rows, where a step takes as long as rounds that share its tiles.
-
-    Of more rows than any round has, those of the largest: nothing says how theirs would grow.
-    """
+    """Price rows as rounds that share their tiles; more rows than any round has, as the largest."""
     by_class = StepCosts(rounds=tuple((row_class(n), ms) for n, ms in rounds), mixed=())
     largest, _ = by_class.rounds[-1]
     return lambda rows: by_class.round_ms(min(rows, largest), 0)

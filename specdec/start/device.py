@@ -1,4 +1,4 @@
-"""Which device and dtype an engine runs on, by the names that a caller gave."""
+"""The device and dtype that an engine runs on, by the names that a caller gave."""
 
 import gc
 import logging
@@ -22,7 +22,6 @@ def advise_threads(device: torch.device) -> None:
 
 @cache
 def _advise(num_threads: int) -> None:
-    """Once in a process."""
     threads_logger.warning(
         "torch runs %d threads; a small model is often faster with one, on a busy machine by far: "
         "try OMP_NUM_THREADS=1 or torch.set_num_threads(1)",
@@ -37,7 +36,10 @@ def note_gpu_memory(share: float | None, device: torch.device) -> None:
 
 
 def device_of(name: object) -> torch.device:
-    """The device of a name; "auto": a GPU if there is one. ValueError if torch cannot use it."""
+    """Find the device of a name; "auto": a GPU if there is one.
+
+    ValueError if torch cannot use it.
+    """
     assert isinstance(name, str | torch.device), type(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -57,7 +59,7 @@ def device_of(name: object) -> torch.device:
 
 
 def dtype_of(name: str, device: torch.device) -> torch.dtype | None:
-    """The dtype to load weights in; None: as stored. "auto" is float32 on the CPU."""
+    """Find the dtype to load weights in; None: as stored. "auto" is float32 on the CPU."""
     if name == "auto":
         return torch.float32 if device.type == "cpu" else None
     dtype = DTYPES.get(name) or getattr(torch, name)
@@ -66,13 +68,13 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype | None:
 
 
 def device_memory(device: torch.device) -> int:
-    """Bytes of a GPU, or of the host, in all."""
+    """Count the bytes of a GPU, or of the host, in all."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def release_memory() -> None:
-    """Give back what objects held that nothing refers to any more."""
+    """Give back memory of objects that nothing refers to any more."""
     gc.collect()
     torch.cuda.empty_cache()  # does nothing without a GPU

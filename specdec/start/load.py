@@ -1,4 +1,4 @@
-"""From what a caller chose to an engine that is ready: weights, a memory plan, graphs.
+"""From a caller's choices to an engine that is ready: weights, a memory plan, graphs.
 
 Each phase logs how long it took, at level "info".
 """
@@ -165,7 +165,7 @@ def assemble(
 
 
 def _tokenizers_eos(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
-    """What ends a text where no config of the checkpoint says it, as in vLLM."""
+    """Take the tokenizer's EOS token where no config of the checkpoint has one, as in vLLM."""
     found = tokenizer.eos_token_id
     if found is None or found >= vocab_size:  # which the target never draws
         return ()
@@ -176,7 +176,7 @@ def _tokenizers_eos(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
 def _directories(
     model: str | Path, speculation: SpeculativeConfig | None, config: EngineConfig
 ) -> tuple[Path, Path, Path | None]:
-    """Of the target, its tokenizer and the draft, before any is read."""
+    """Find the directories of the target, its tokenizer and the draft, before any is read."""
     hub = Hub(revision=config.revision, token=config.hf_token, directory=config.download_dir)
     directory = tokenizer = locate(model, "target", hub)
     if config.tokenizer is not None or config.tokenizer_revision is not None:
@@ -205,7 +205,7 @@ def _has_drafts(speculation: SpeculativeConfig | None) -> bool:
 
 
 def _backend(config: EngineConfig, device: torch.device, has_draft: bool) -> GraphBackend | None:
-    """What captures, None for eager runs; ValueError for options that would do nothing."""
+    """Choose what captures, None for eager runs; ValueError for options that would do nothing."""
     if device.type != "cuda":
         config.refuse_graph_options(f"graphs are captured on a GPU only, not on device {device}")
         note_gpu_memory(config.gpu_memory_utilization, device)
@@ -239,7 +239,7 @@ def _runner(
     eagle: LoadedEagle | None,
     backend: GraphBackend | None,
 ) -> Runner:
-    """The runner with a cache that fits, its graphs captured."""
+    """Build the runner with a cache that fits, its graphs captured."""
     device = target.tensors["embed_tokens.weight"].device
     K = drafting.num_tokens
     acceptance = "exact" if speculation is None else speculation.acceptance
@@ -280,7 +280,7 @@ def compiled(
     has_graphs: bool,
     progress: bool = True,
 ) -> "partial[Runner]":
-    """Compile all kernels. What builds a runner that captures steps up to the size that pays."""
+    """Compile all kernels; return a builder whose runners capture steps as large as it pays."""
     trial = build(replace(sizes, num_kv_blocks=1))
     compile_ahead(trial, progress)
     if not has_graphs or not graphs.captures_pieces_by_default:
@@ -289,7 +289,6 @@ def compiled(
 
 
 def _bytes_per_block(target: LoadedTarget, eagle: LoadedEagle | None) -> int:
-    """Of one block in the caches of both models."""
     dtype = target.tensors["embed_tokens.weight"].dtype
     total = bytes_per_block(target.config.layer, target.config.num_layers, dtype)
     if eagle is not None:
@@ -305,7 +304,7 @@ def _planned(
     eagle: LoadedEagle | None,
     block: int,
 ) -> Runner:
-    """On a GPU: measure on a trial runner, and give the cache what is left of the budget."""
+    """Measure on a trial runner, on a GPU, and give the cache what is left of the budget."""
     tensors = [*target.tensors.values(), *(eagle.tensors.values() if eagle is not None else ())]
     with _phase("memory plan"):
         needs = measure_needs(build, most, tensors, block, target.config.vocab_size)
@@ -317,7 +316,7 @@ def _planned(
 
 
 def _num_blocks(config: EngineConfig, most: EngineSizes, block: int, device: torch.device) -> int:
-    """As many as were given, if the memory holds them; else, on a CPU, up to a quarter of it."""
+    """Take the blocks that were given, if memory holds them; on a CPU else a quarter of it."""
     blocks, memory = config.num_kv_blocks, device_memory(device)
     if blocks is None:
         return min(most.num_kv_blocks // cache_factor(config), max(memory // 4 // block, 1))

@@ -1,7 +1,7 @@
-"""What steps cost on this GPU, by a run or two of some of them at the start.
+"""Measure what steps cost on this GPU, by a run or two of some of them at the start.
 
-All that a table needs is launched before any time is read; sizes that are not measured follow from
-their neighbours (cost_sizes.py).
+Every step that a table needs is launched before any time is read; sizes that are not measured
+follow from their neighbours (cost_sizes.py).
 """
 
 import itertools
@@ -33,10 +33,13 @@ from specdec.stepping.step_sizes import Step
 logger = logging.getLogger("specdec")
 
 SOME_LEVELS = 3  # of which those after the first are timed
-NEVER, AT_ONCE = -1.0, 2.0  # thresholds at which no draft stops, and all do after one level
+NEVER, AT_ONCE = (
+    -1.0,
+    2.0,
+)  # thresholds at which no draft stops, and at which all stop after one level
 LONG_CONTEXT = 4096
 AS_NEXT = (448,)  # classes of rows that take as long as the next one: both have as many tiles
-# What is captured in pieces at most, in rows: the first one that computes for HIDDEN times as long
+# The most rows that are captured in pieces: the first size that computes for HIDDEN times as long
 # as it takes to launch op by op. Larger steps hide their launches.
 LARGEST_CAPTURED = (512, 1024, 2048)
 HIDDEN = 2.0
@@ -55,7 +58,7 @@ def largest_captured(runner: Runner) -> int:
 
 
 def measure_costs(runner: Runner) -> StepCosts:
-    """The costs of an engine's steps. Nothing is being served yet: the state rows are written.
+    """Measure the costs of an engine's steps. It must not serve yet: the state rows are written.
 
     Where the number of levels varies, of steps that draft one.
     """
@@ -63,8 +66,11 @@ def measure_costs(runner: Runner) -> StepCosts:
     tokens = [n for n in runner.graphs.target.prefill.sizes.tokens if n >= LEAST_PROMPT_ROWS]
     classes = _of_own(of_classes(tokens)) or [LEAST_PROMPT_ROWS]
     with compiling_is_expected():
-        sizes = {*apart(classes, 4), *({PARALLEL_ROWS} & {*classes})}  # from there each row costs
-        largest = row_class(_rows_of_rounds(runner)[-1])  # no round tells what those above it cost
+        sizes = {
+            *apart(classes, 4),
+            *({PARALLEL_ROWS} & {*classes}),
+        }  # from there on each row costs
+        largest = row_class(_rows_of_rounds(runner)[-1])  # no round tells what larger ones cost
         sizes |= {n for n in classes if largest <= n < PARALLEL_ROWS}
         prompts = [Timed(runner, _prompt(runner, n)) for n in sorted(sizes)]
         pair = _pair(runner, prompts)
@@ -93,7 +99,7 @@ def measure_costs(runner: Runner) -> StepCosts:
 
 
 def measure_round_costs(runner: Runner, steps: StepCosts | None) -> RoundCosts:
-    """What it costs to draft more or fewer levels. steps: as measured above."""
+    """Measure what it costs to draft more or fewer levels. steps: as measured above."""
     assert steps is not None, "costs are measured on a GPU"
     began = time.perf_counter()
     assert runner.graphs.target.plain is not None, "no rounds without drafts"
@@ -124,7 +130,7 @@ def measure_round_costs(runner: Runner, steps: StepCosts | None) -> RoundCosts:
 
 
 def _rounds(runner: Runner) -> Iterator[Step]:
-    """Rounds of padding, by rows.
+    """Time rounds of padding, by rows.
 
     Where rows are shared out, the first one of each number of requests has further levels.
     """
@@ -151,12 +157,12 @@ def _rows_of_rounds(runner: Runner) -> list[int]:
 
 
 def _of_own(rows: Sequence[int]) -> list[int]:
-    """Those that take a time of their own, and the last, which has no next one."""
+    """Keep rows that take a time of their own, and the last, which has no next one."""
     return [n for n in rows if row_class(n) not in AS_NEXT or n == rows[-1]]
 
 
 def _level(rounds: Sequence[Timed]) -> Measured:
-    """By requests, of the first round with each number of them."""
+    """Price a level by requests, from the first round with each number of them."""
     found: dict[int, float] = {}
     for timed in rounds:
         if timed.step.num_levels is not None:
@@ -185,7 +191,7 @@ def _prompt(runner: Runner, rows: int) -> Step:
 
 
 def _keys(runner: Runner) -> "_Slope | None":
-    """Rounds of some requests at the beginning of their contexts, and of the same behind long ones.
+    """Time rounds of some requests at the beginning of their contexts, and after long ones.
 
     None: no context is long.
     """
@@ -209,10 +215,10 @@ def _keys(runner: Runner) -> "_Slope | None":
 
 
 def _pair(runner: Runner, prompts: Sequence[Timed]) -> "_Slope":
-    """A part of a prompt at the beginning, and the same one behind others.
+    """Time a part of a prompt at the beginning, and after other parts.
 
     The keys before it are those of one block again and again, so that reading them does not count.
-    prompts: of which one may be the first already
+    prompts: the first may be such a part already
     """
     sizes = runner.sizes
     rows = min(4 * LEAST_PROMPT_ROWS, sizes.max_model_len // 2, sizes.max_num_rows)
@@ -230,7 +236,7 @@ def _pair(runner: Runner, prompts: Sequence[Timed]) -> "_Slope":
 
 @dataclass(frozen=True, slots=True)
 class _Slope:
-    """What each of so many units costs by which the later step has more."""
+    """The cost of a unit, from two steps that differ by this many."""
 
     first: Timed
     later: Timed
@@ -242,7 +248,10 @@ class _Slope:
 
 
 def _skipped(runner: Runner) -> Timed | None:
-    """A round whose drafts stop at once, and all levels are launched. None: none may stop."""
+    """Time a round whose drafts stop at once while all levels are launched.
+
+    None: drafts never stop.
+    """
     if runner.confidence_threshold is not None:
         return None
     rows = min(rows for _, rows in runner.graphs.shapes)
@@ -251,9 +260,10 @@ def _skipped(runner: Runner) -> Timed | None:
 
 
 def _trees(runner: Runner) -> list[tuple[int, Timed]]:
-    """Rounds of trees of the fewest and the most requests.
+    """Time rounds of trees with the fewest and the most requests.
 
-    Where none stops, so that nothing tells what a level costs, also of the most of each shape.
+    If drafts never stop, nothing tells what a level costs, so the most requests of each shape are
+    timed, too.
     """
     sizes, tree = runner.graphs.tree_sizes, runner.sizes.tree
     ends = {sizes[0], sizes[-1]} if sizes else set()
@@ -304,7 +314,7 @@ def _listed(measured: Measured) -> str:
 
 
 def _timed(runner: Runner, step: Step) -> tuple[float, float]:
-    """Milliseconds on the device, and until all is launched, of a step right behind another."""
+    """Time a step right after another: milliseconds on the device, and until all is launched."""
     with torch.inference_mode():
         runner.acts.run(step)
         start = mark()

@@ -1,7 +1,8 @@
-"""Where a GPU's memory goes: weights, the largest step, graphs, and the cache, which gets the rest.
+"""The plan of a GPU's memory: weights, the largest step, graphs, and the cache, which gets the
+rest.
 
-Decided before the cache is allocated: step and graphs are measured on a trial runner with a cache
-of one block. A budget that does not fit is refused, with what to lower.
+It is made before the cache is allocated: step and graphs are measured on a trial runner with a
+cache of one block. A budget that does not fit is refused, with what to lower.
 """
 
 import logging
@@ -51,7 +52,7 @@ class MemoryPlan:
     num_kv_blocks: int
 
     def table(self) -> str:
-        """What goes where, in GiB."""
+        """Write what goes where, in GiB."""
         needs = self.needs
         blocks = self.num_kv_blocks
         rows = [
@@ -75,7 +76,7 @@ class MemoryPlan:
 
 
 def plan_memory(needs: MemoryNeeds, utilization: float, sizes: EngineSizes) -> MemoryPlan:
-    """The largest cache in the budget, at most that of `sizes`; ValueError if no request fits."""
+    """Give the cache the rest of the budget, at most what `sizes` has; ValueError if too small."""
     budget = int(needs.total * utilization)
     blocks = (budget - needs.without_cache) // needs.block
     if blocks < sizes.blocks_per_request:
@@ -92,7 +93,7 @@ def plan_memory(needs: MemoryNeeds, utilization: float, sizes: EngineSizes) -> M
 
 
 def _advice(needs: MemoryNeeds, sizes: EngineSizes) -> str:
-    """What to lower, the largest first."""
+    """Say what to lower, the largest first."""
     batched = sizes.max_num_batched_tokens
     seqs = sizes.max_num_seqs
     fewer_graphs = "give fewer cuda_graph_sizes and cuda_graph_token_sizes, or enforce_eager=True"
@@ -117,7 +118,7 @@ def measure_needs(
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     with frozen_heap():
-        with trial.target.model.shortened():  # layers use the same memory one after another
+        with trial.target.model.shortened():  # layers use one memory in turn
             run_largest_steps(trial)
         step = torch.cuda.max_memory_allocated(device) - before
         pools = trial.measure()
@@ -138,7 +139,7 @@ def measure_needs(
 
 
 def run_largest_steps(runner: Runner) -> None:
-    """The most rows of prompts with what may verify beside them; and the widest round.
+    """Run the most rows of prompts with what may verify beside them; and the widest round.
 
     Their requests have no state rows.
     """
@@ -161,7 +162,7 @@ def run_largest_steps(runner: Runner) -> None:
 
 
 def _shared(sizes: EngineSizes, num_verified: int) -> int:
-    """The most rows that are shared out among that many requests; 0 where none are."""
+    """Bound the rows that are shared out among that many requests; 0 where none are."""
     if not sizes.is_adaptive:
         return 0
     return min(num_verified * sizes.query_len, sizes.max_verify_rows)

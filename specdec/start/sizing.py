@@ -1,4 +1,4 @@
-"""From options and checkpoints to the largest sizes that an engine may need, the cache included."""
+"""The largest sizes that an engine may need, from options and checkpoints, the cache included."""
 
 import torch
 
@@ -9,13 +9,13 @@ from specdec.start.speculation import Drafting
 from weights.config import EagleConfig, LayerConfig, TargetConfig
 
 GIB = 1 << 30
-MOST_PREFIXES = 4  # a prefix cache holds at most as many times what all state rows hold together
+MOST_PREFIXES = 4  # a prefix cache holds at most this many times what all state rows hold together
 
 
 def largest_sizes(
     config: EngineConfig, drafting: Drafting, target: TargetConfig, eagle: EagleConfig | None
 ) -> EngineSizes:
-    """With as many cache blocks as can be of use: what all state rows hold, by `cache_factor`."""
+    """Give the cache as many blocks as help: what all state rows hold, by `cache_factor`."""
     max_model_len = _max_model_len(config.max_model_len, target)
     _check_window("target", target.sliding_window, max_model_len)
     if eagle is not None and drafting.num_tokens > 0:
@@ -35,7 +35,7 @@ def largest_sizes(
 
 
 def cache_factor(config: EngineConfig) -> int:
-    """How many times what all state rows hold the cache may hold, for what ended requests leave."""
+    """Bound the cache in multiples of what all state rows hold, for what ended requests leave."""
     return MOST_PREFIXES if config.enable_prefix_caching else 1
 
 
@@ -64,7 +64,7 @@ def check_heads(role: str, layer: LayerConfig, dtype: torch.dtype, device: torch
 
 
 def _max_model_len(given: int | None, target: TargetConfig) -> int:
-    """The length asked for, else the target's longest."""
+    """Take the length asked for, else the target's longest."""
     longest, limit = longest_context(target)
     if given is not None and given > longest:
         raise ValueError(f"max_model_len={given} exceeds {limit}")
@@ -72,7 +72,7 @@ def _max_model_len(given: int | None, target: TargetConfig) -> int:
 
 
 def longest_context(target: TargetConfig) -> tuple[int, str]:
-    """The target's longest context, and where it comes from.
+    """Find the target's longest context, and where it comes from.
 
     As in vLLM, a scaled rope lengthens it (llama3 does not: its configs have the length raised).
     """
@@ -87,7 +87,7 @@ def longest_context(target: TargetConfig) -> tuple[int, str]:
 
 
 def _max_num_seqs(config: EngineConfig, drafting: Drafting) -> int:
-    """As it was given; with draft trees by default the most requests that these run for."""
+    """Take the number asked for; fixed draft trees run for fewer requests by default."""
     given = config.max_num_seqs
     if drafting.tree is None or drafting.is_adaptive or given <= MAX_TREE_REQUESTS:
         return given
@@ -106,7 +106,7 @@ def _check_window(role: str, window: int | None, max_model_len: int) -> None:
 
 
 def _check_children(drafting: Drafting, eagle: EagleConfig) -> None:
-    """A node has top_k children with different tokens."""
+    """Refuse more children of a node than the draft knows tokens: children differ."""
     if drafting.tree is not None and drafting.tree.top_k > eagle.draft_vocab_size:
         tree = f"a draft tree with {drafting.tree.top_k} children of each node"
         known = f"the draft knows {eagle.draft_vocab_size} tokens"

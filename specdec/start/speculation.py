@@ -1,4 +1,4 @@
-"""How many tokens are drafted, and whether their rows are shared out by what pays."""
+"""The number of tokens that are drafted, and whether their rows are shared out by what pays."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -18,8 +18,9 @@ AUTO_TREE = TreeShape(
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """num_tokens: K, the most drafts that a round can accept; 0: plain decoding.
+    """How an engine drafts.
 
+    num_tokens: K, the most drafts that a round can accept; 0: plain decoding
     tree: the shape of each request's drafts, with is_adaptive in some rounds; None: chains
     confidence_threshold: of the mean best path, below which drafts stop; 0: never; None: the one
         that pays
@@ -32,7 +33,6 @@ class Drafting:
 
     @property
     def name(self) -> int | str:
-        """As the option is given."""
         return AUTO if self.is_adaptive else self.num_tokens
 
 
@@ -50,7 +50,9 @@ def drafting_of(speculation: SpeculativeConfig | None, has_graphs: bool) -> Draf
     wanted = speculation.adaptive is not False and given != 0
     obstacle = None
     if speculation.acceptance != "exact":
-        obstacle = f"acceptance={speculation.acceptance!r} may not look at drafts that it drops"
+        obstacle = (
+            f"acceptance={speculation.acceptance!r}: adaptive drafting needs acceptance='exact'"
+        )
     elif not has_graphs:
         obstacle = "rounds are measured with graphs on a GPU only"
     is_adaptive = wanted and obstacle is None
@@ -68,7 +70,7 @@ def drafting_of(speculation: SpeculativeConfig | None, has_graphs: bool) -> Draf
 
 
 def of_draft(drafting: Drafting, draft_vocab_size: int) -> Drafting:
-    """Chains alone where "auto" may draft trees, but the draft knows too few tokens for them."""
+    """Draft chains alone where "auto" may draft trees, but the draft knows too few tokens."""
     tree = drafting.tree
     if not drafting.is_adaptive or tree is None or draft_vocab_size >= tree.top_k:
         return drafting

@@ -1,4 +1,4 @@
-"""How long steps take on the device.
+"""Measures how long steps take on the device.
 
 They run one right after another and nothing waits for them: all are launched before the first time
 is read.
@@ -30,7 +30,6 @@ class Timed:
             self.run()
 
     def run(self) -> None:
-        """Once more."""
         start = mark()
         self._acts.levels = None
         with torch.inference_mode():
@@ -39,17 +38,16 @@ class Timed:
 
     @property
     def ms(self) -> float:
-        """Milliseconds of the step."""
         return min(run.ms for run in self._runs)
 
     @property
     def one_level_ms(self) -> float:
-        """Of the step without the draft's levels after the first."""
+        """Milliseconds of the step without the draft's levels after the first."""
         return min(run.ms - run.levels_ms for run in self._runs)
 
     @property
     def level_ms(self) -> float:
-        """Of each of these levels; 0 where there are none."""
+        """Milliseconds of each of these levels; 0 where there are none."""
         most = (self.step.num_levels or 1) - 1
         return min(run.levels_ms for run in self._runs) / most if most > 0 else 0.0
 
@@ -63,7 +61,7 @@ class _MarkingActs(Acts):
     levels: tuple[Any, Any] | None = None
 
     def decode_draft(self, step: Step) -> None:
-        """As in serving."""
+        """Mark the levels if their number varies."""
         begin = mark()
         super().decode_draft(step)
         if step.num_levels is not None:
@@ -88,13 +86,13 @@ class _Run:
 
 
 def mark() -> Any:
-    """A moment on the device, when all that was launched before is over."""
+    """Mark the moment on the device when all that was launched before is over."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 def milliseconds(start: Any, end: Any) -> float:
-    """Between two marks. Waits for them."""
+    """Wait for two marks, and measure the time between them."""
     end.synchronize()
     return float(start.elapsed_time(end))

@@ -14,13 +14,13 @@ logger = logging.getLogger("specdec")
 
 
 def log_tiles(products: Sequence[Product], device: torch.device) -> None:
-    """On a CPU there are none."""
+    """Log where tiles come from; a CPU has none."""
     if device.type == "cuda":
         logger.info("%s", sources_line(products, gpu_name(device)))
 
 
 def sources_line(products: Sequence[Product], gpu: str) -> str:
-    """How many products are measured, and where; which ones follow the rule."""
+    """Say how many products are measured, and where; which ones follow the rule."""
     sources = [source_of(product, gpu) for product in products]
     by_rule = [p for p, source in zip(products, sources, strict=True) if source == "rule"]
     parts = []
@@ -36,6 +36,5 @@ def sources_line(products: Sequence[Product], gpu: str) -> str:
 
 
 def home_relative(file: Path) -> str:
-    """With ~ for the user's own directory."""
     home = Path.home()
     return f"~/{file.relative_to(home)}" if file.is_relative_to(home) else str(file)

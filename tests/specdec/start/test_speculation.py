@@ -44,7 +44,7 @@ def test_a_draft_of_few_tokens_has_no_trees_and_the_log_says_so(caplog):
         (
             {"num_speculative_tokens": "auto", "acceptance": "block"},
             3,
-            "acceptance='block' may not",
+            "acceptance='block': adaptive drafting needs",
         ),
         (
             {"num_speculative_tokens": 6, "acceptance": "rejection"},

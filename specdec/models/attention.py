@@ -30,7 +30,7 @@ class AttentionMetadata:
     positions: Tensor  # [T] 0 = padding
     # the rows, one group after another, each with its own launch
     groups: tuple[QueryRows, ...] = field(metadata={"live": True})
-    # [X] those that the last layer finishes, where it leaves others; and their groups
+    # [X] the rows that the last layer finishes, where it leaves others; and their groups
     finished_rows: Tensor | None = field(default=None, metadata={"live": True})
     finished: tuple[QueryRows, ...] = field(default=(), metadata={"live": True})
 
@@ -45,7 +45,7 @@ def store_kv(
 ) -> Tensor:
     """Rotate queries and keys, cache one layer's keys and values; returns the queries [T, H, C].
 
-    has_queries: else they may be anything
+    has_queries: if not, the queries may be anything
     """
     to = _metadata()
     cache = to.layer_caches[layer]
@@ -54,7 +54,7 @@ def store_kv(
 
 @opaque(torch.empty_like)
 def room_for(q_THC: Tensor) -> Tensor:
-    """Where attention's result goes; a product reads it."""
+    """Allocate attention's result, which a product reads."""
     return empty_rows(q_THC, *q_THC.shape)
 
 
@@ -63,7 +63,7 @@ def room_for(q_THC: Tensor) -> Tensor:
 def attend(q_THC: Tensor, out_THC: Tensor, layer: int, is_picked: bool) -> None:
     """Overwrite out_THC with the causal attention of every row over its request's cached keys.
 
-    is_picked: the rows are not those of the pass but the ones that its last layer finishes
+    is_picked: the rows are the ones that the pass's last layer finishes, not all of the pass
     """
     other = backend.get().attend
     if other is not None:
@@ -79,12 +79,11 @@ def attend(q_THC: Tensor, out_THC: Tensor, layer: int, is_picked: bool) -> None:
 
 
 def finished_rows() -> Tensor | None:
-    """Those of the pass that the last layer finishes; None: all."""
+    """List the rows of the pass that the last layer finishes; None: all."""
     return _metadata().finished_rows
 
 
 def _empty_queries(qkv: Sums) -> Tensor:
-    """Like the result of `store_kv`."""
     cache = _metadata().layer_caches[0]
     _, T, X = qkv.parts_STN.shape
     *_, G, _, C = cache.shape

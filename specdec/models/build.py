@@ -1,4 +1,4 @@
-"""Modules around the tensors of a checkpoint, none of which is copied, and their paged caches."""
+"""Modules around the tensors of a checkpoint, which are not copied, and their paged caches."""
 
 import math
 import mmap
@@ -18,7 +18,7 @@ from weights.load import LoadedEagle, LoadedTarget
 def build_target(
     target: LoadedTarget, taps: Sequence[int], max_model_len: int, device: torch.device
 ) -> LlamaModel:
-    """The target's module around the loaded tensors."""
+    """Build the target's module around the loaded tensors."""
     rope = rope_tables(target.config.layer, max_model_len, device)
     with torch.device("meta"):
         model = LlamaModel(target.config, rope, taps)
@@ -30,7 +30,7 @@ def build_target(
 def build_draft(
     eagle: LoadedEagle, target: LlamaModel, max_model_len: int, device: torch.device
 ) -> EagleModel:
-    """The draft's module around the loaded tensors; what it lacks it borrows from the target."""
+    """Build the draft's module around the loaded tensors; the target lends what it lacks."""
     rope = rope_tables(eagle.config.layer, max_model_len, device)
     with torch.device("meta"):
         model = EagleModel(eagle.config, rope)
@@ -47,18 +47,19 @@ def build_draft(
 def allocate_kv_cache(
     layer: LayerConfig, num_layers: int, num_blocks: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """[L, 2, N + 1, G, S, C]: keys and values of every layer; block N is scratch, for padding.
+    """Allocate [L, 2, N + 1, G, S, C]: keys and values of every layer; block N is scratch, for
+    padding.
 
-    num_blocks: N, those behind the pool for nodes of trees included
+    num_blocks: N, including those after the pool for nodes of trees
     """
     shape = (num_layers, 2, num_blocks + 1, layer.num_kv_heads, BLOCK_SIZE, layer.head_dim)
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # on a CPU most of it is never used: pages that read as zeros, and exist once they are written
+    # on a CPU most of it is never used: pages read as zeros, and take memory once they are written
     pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 def bytes_per_block(layer: LayerConfig, num_layers: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers of one model, keys and values."""
+    """Count the bytes of one block over all layers of one model, keys and values."""
     return num_layers * 2 * layer.num_kv_heads * BLOCK_SIZE * layer.head_dim * dtype.itemsize

@@ -34,7 +34,8 @@ class EagleLayer(nn.Module):
     def forward(
         self, u_TD: Tensor, stream_TD: Tensor, rows_X: Tensor | None = None
     ) -> tuple[Sums, Tensor]:
-        """u: what attention reads. Returns the last product and the stream to add it to.
+        """Run the layer on u, what attention reads; return the last product and the stream to add
+        it to.
 
         rows: those that the results have, while keys and values of all are cached; None: all
         """
@@ -44,7 +45,7 @@ class EagleLayer(nn.Module):
         return self.mlp(normed_XD), stream_XD
 
     def enter(self, x_TD: Tensor, embed_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention reads in a first layer, of features, and the stream beside it."""
+        """Return what attention reads in a first layer, from features, and the stream beside it."""
         if not self.is_wide:
             return x_TD if self.input_layernorm is None else self.input_layernorm(x_TD), x_TD
         embed_TD = embed_TD if self.input_layernorm is None else self.input_layernorm(embed_TD)
@@ -72,7 +73,7 @@ class EagleModel(nn.Module):
         self.lm_head = Embedding(config.draft_vocab_size, D)  # never run: see stepping/propose.py
 
     def features(self, features_TE: Tensor) -> Tensor:
-        """The target's features as the draft's rows take them, [T, D]; not for recycled streams."""
+        """Prepare the target's features for the draft's rows, [T, D]; not recycled streams."""
         if self.fc_norm is not None:
             taps = features_TE.chunk(len(self.fc_norm), dim=-1)
             normed = [norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)]
@@ -84,7 +85,7 @@ class EagleModel(nn.Module):
         return features_TE
 
     def extend(self, input_ids_T: Tensor, g_TD: Tensor) -> None:
-        """Cache the keys and values of `forward`: of one layer, they need no attention and MLP."""
+        """Cache the keys and values of `forward`: one layer needs no attention and MLP for it."""
         if not self.has_one_layer:
             self(input_ids_T, g_TD)
             return
@@ -98,7 +99,7 @@ class EagleModel(nn.Module):
         rows_T: Tensor | None = None,
         seeds_B: Tensor | None = None,
     ) -> tuple[Sums, Tensor]:
-        """The last product and the stream to add it to, of all rows or of the seeds.
+        """Return the last product and the stream to add it to, of all rows or of the seeds.
 
         g: features or recycled streams. rows: of g, one for each token; None: all, in order
         seeds: rows after which tokens are proposed; of the others the last layer caches keys and
@@ -116,7 +117,6 @@ class EagleModel(nn.Module):
 
     @property
     def has_one_layer(self) -> bool:
-        """As most drafts."""
         return len(self.layers) == 1
 
     @property
@@ -128,7 +128,7 @@ class EagleModel(nn.Module):
     def _enter(
         self, input_ids_T: Tensor, g_XD: Tensor, rows_T: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """What the first layer's attention reads, and the stream beside it."""
+        """Return what the first layer's attention reads, and the stream beside it."""
         layer = self._first
         norm, embed_norm = layer.hidden_norm, layer.input_layernorm
         table_VD = self.embed_tokens.weight
@@ -147,7 +147,7 @@ class EagleModel(nn.Module):
         return layer.enter(g_TD, embed_TD)
 
     def head_input(self, stream_XD: Tensor) -> tuple[Tensor, Tensor]:
-        """What the head multiplies, and the next row's feature, from finished streams [X, D]."""
+        """From finished streams [X, D], make the head's input and the next row's feature."""
         normed_XD = stream_XD if self.norm is None else self.norm(stream_XD)
         return normed_XD, normed_XD if self.config.recycled == "post_norm" else stream_XD
 
@@ -158,7 +158,7 @@ class EagleModel(nn.Module):
         rows_B: Tensor | None = None,
         streams_out_BD: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`forward` on the draft's own streams; returns the same two as `head_input`.
+        """Run `forward` on the draft's own streams; returns what `head_input` does.
 
         streams_out: receives the recycled stream and is returned in its place; may be g. Unused
             where the norm's output is recycled

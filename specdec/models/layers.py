@@ -58,7 +58,7 @@ class RMSNorm(nn.Module):
     def add(
         self, x: Sums, residual_TD: Tensor, tap_TD: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Norm of x + residual, and x + residual, which also goes to `tap_TD`."""
+        """Norm x + residual; return it with x + residual, which also goes to `tap_TD`."""
         return add_rms_norm(x, residual_TD, self.weight, self.eps, tap_TD)
 
 
@@ -91,7 +91,7 @@ class Attention(nn.Module):
     def finish(
         self, q_THC: Tensor, stream_TD: Tensor, rows_X: Tensor | None
     ) -> tuple[Sums, Tensor]:
-        """What attention adds to the stream, and the stream, of all rows or of some.
+        """Return what attention adds to the stream, and the stream, of all rows or of some.
 
         q: as `store` returned it. rows: of which the context says where they are; None: all
         """

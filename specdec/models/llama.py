@@ -25,13 +25,13 @@ class DecoderLayer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, normed_TD: Tensor, stream_TD: Tensor) -> tuple[Sums, Tensor]:
-        """From the entering stream and its norm: the last product, and the stream to add it to."""
+        """Take the entering stream and its norm to the last product and the stream to add it to."""
         return self.finish(self.self_attn.store(normed_TD), stream_TD)
 
     def finish(
         self, q_THC: Tensor, stream_TD: Tensor, rows_X: Tensor | None = None
     ) -> tuple[Sums, Tensor]:
-        """The same once keys and values are cached. rows: those of the results; None: all."""
+        """Go on once keys and values are cached. rows: those of the results; None: all."""
         sums, stream_XD = self.self_attn.finish(q_THC, stream_TD, rows_X)
         normed_XD, stream_XD = self.post_attention_layernorm.add(sums, stream_XD)
         return self.mlp(normed_XD), stream_XD
@@ -57,11 +57,11 @@ class LlamaModel(nn.Module):
         self.lm_head = Embedding(config.vocab_size, D)  # never run: see logits
 
     def forward(self, input_ids_T: Tensor, aux_out_TE: Tensor) -> Tensor:
-        """Hidden states after the final norm [T, D]; the taps fill aux_out_TE."""
+        """Compute hidden states after the final norm [T, D]; the taps fill aux_out_TE."""
         return self.finish(*self.begin(input_ids_T, aux_out_TE), aux_out_TE)
 
     def begin(self, input_ids_T: Tensor, aux_out_TE: Tensor) -> tuple[Tensor, Tensor]:
-        """The last layer's queries [T, H, C] and the stream that enters it, with all KV cached."""
+        """Cache all KV; return the last layer's queries [T, H, C] and the stream that enters it."""
         stream_TD: Tensor = self.embed_tokens(input_ids_T)
         normed_TD: Tensor = self._first_norm[0](stream_TD)
         embedding_tap_TD = self.tap(0, aux_out_TE)
@@ -80,7 +80,7 @@ class LlamaModel(nn.Module):
         aux_out_TE: Tensor | None = None,
         rows_X: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states after the final norm. rows: those that are wanted [X, D]; None: all.
+        """Finish hidden states after the final norm. rows: those that are wanted [X, D]; None: all.
 
         aux_out: where a tap after the last layer goes, of all rows; None: there is none
         """
@@ -92,7 +92,7 @@ class LlamaModel(nn.Module):
 
     @contextmanager
     def shortened(self) -> Iterator[None]:
-        """In the body a forward ends a layer after its first tap: others run the same kernels."""
+        """End forwards of the body a layer after their first tap: others run the same kernels."""
         path = self._path
         first_tap = min((boundary for boundary in self.columns if boundary > 0), default=0)
         self._path = path[: max(first_tap, 1) + 1]
@@ -102,12 +102,12 @@ class LlamaModel(nn.Module):
             self._path = path
 
     def tap(self, boundary: int, aux_out_TE: Tensor) -> Tensor | None:
-        """The columns that take the stream at `boundary`, if the draft reads it."""
+        """Find the columns that take the stream at `boundary`, if the draft reads it."""
         if boundary not in self.columns:
             return None
         D = self.norm.weight.shape[0]
         return aux_out_TE[:, self.columns[boundary] * D :][:, :D]
 
     def logits(self, hidden_XD: Tensor) -> Tensor:
-        """Float32 accumulators of the last product, [X, V], never rounded."""
+        """Compute float32 accumulators of the last product, [X, V], never rounded."""
         return linear(hidden_XD, self.lm_head.weight, out_dtype=torch.float32)

@@ -1,7 +1,7 @@
 """The matrix products that a target and its draft ask for, each shape once: what tuning measures.
 
-Read from the configs alone. It repeats what the modules call (llama.py, layers.py, eagle.py); a
-test compares the two.
+They are read from the configs alone. This file repeats what the modules call (llama.py, layers.py,
+eagle.py); a test compares the two.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from weights.config import EagleConfig, LayerConfig, TargetConfig
 
 
 def products_of(target: TargetConfig, eagle: EagleConfig | None, dtype: str) -> list[Product]:
-    """In the order of a pass; dtype: of the weights, "bfloat16"."""
+    """List the products in the order of a pass; dtype: of the weights, "bfloat16"."""
     found = [*_of_target(target, dtype), *(_of_draft(eagle, dtype) if eagle is not None else ())]
     return list(dict.fromkeys(found))
 

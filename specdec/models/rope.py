@@ -15,7 +15,7 @@ from weights.config import LayerConfig, RopeConfig
 def rope_tables(
     layer: LayerConfig, num_positions: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin, each [num_positions, head_dim / 2], computed in float32 on the CPU and moved."""
+    """Compute cos and sin, each [num_positions, head_dim / 2], in float32 on the CPU; move them."""
     rope, C = layer.rope, layer.head_dim
     exponents = torch.arange(0, C, 2, dtype=torch.int64).float() / C
     frequencies, scale = _RULES[rope.kind](rope, 1.0 / rope.theta**exponents)

@@ -1,1 +1,1 @@
-"""What chooses tokens, and when a draft holds."""
+"""The choice of tokens, and the rules by which drafts hold."""

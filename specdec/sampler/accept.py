@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafted:
-    """What there is to decide on. Rows after num_drafts_B are padding."""
+    """The drafts to decide on. Rows after num_drafts_B are padding."""
 
     target_probs_BQV: Tensor  # after all processors, zeros where no token is left
     draft_probs_BKV: Tensor  # over the target's ids, 0 where the draft has none
@@ -25,7 +25,7 @@ class Drafted:
     num_drafts_B: Tensor  # 0..K
 
     def of_drafts(self) -> tuple[Tensor, Tensor]:
-        """The target's and the draft's probability of each draft, [B, K]."""
+        """Gather the target's and the draft's probability of each draft, [B, K]."""
         token_BK1 = self.draft_tokens_BK[..., None]
         target_BK1 = self.target_probs_BQV[:, : token_BK1.shape[1]].gather(2, token_BK1)
         return target_BK1[..., 0], self.draft_probs_BKV.gather(2, token_BK1)[..., 0]
@@ -69,12 +69,12 @@ RULES: dict[str, Callable[[Drafted, Tensor], Decision]] = {
 
 
 def coins_pass(coins_BK: Tensor, numerator_BK: Tensor, denominator_BK: Tensor) -> Tensor:
-    """u < numerator / denominator, for u in (0, 1), in float64."""
+    """Compare u with numerator / denominator, for u in (0, 1), in float64."""
     return coins_BK.double() * denominator_BK.double() < numerator_BK.double()
 
 
 def block_shares(drafted: Drafted) -> Tensor:
-    """P_0..P_K, [B, Q]."""
+    """Compute P_0..P_K, [B, Q]."""
     target_BK, draft_BK = drafted.of_drafts()
     share_B = torch.ones_like(drafted.target_probs_BQV[:, 0, 0])
     shares = [share_B]
@@ -89,7 +89,7 @@ def block_shares(drafted: Drafted) -> Tensor:
 
 
 def block_odds(drafted: Drafted, share_BQ: Tensor) -> tuple[Tensor, Tensor]:
-    """What the coin of each draft is compared with, as numerator and denominator [B, K]."""
+    """Return what each draft's coin is compared with, as numerator and denominator [B, K]."""
     K = drafted.draft_tokens_BK.shape[1]
     if K == 0:
         return share_BQ[:, 1:], share_BQ[:, 1:]
@@ -99,7 +99,7 @@ def block_odds(drafted: Drafted, share_BQ: Tensor) -> tuple[Tensor, Tensor]:
     is_last_BK = torch.arange(1, K + 1, device=share_BQ.device) >= drafted.num_drafts_B[:, None]
     numerator_BK = torch.where(is_last_BK, share_BK, rest_BK)
     denominator_BK = torch.where(is_last_BK, 1, rest_BK + 1 - share_BK)
-    # 0 / 0: target and draft agree on all that may follow, and nothing is left to be drawn instead
+    # 0 / 0: target and draft agree on all that may follow, so nothing is left to draw instead
     is_certain_BK = denominator_BK == 0
     numerator_BK = torch.where(is_certain_BK, 1, numerator_BK)
     return numerator_BK, torch.where(is_certain_BK, 1, denominator_BK)
@@ -111,7 +111,7 @@ def _is_draft(drafted: Drafted) -> Tensor:
 
 
 def _decide(drafted: Drafted, num_accepted_B: Tensor, share_BQ: Tensor) -> Decision:
-    """The weights after the accepted drafts: the residual share x p - q, or p after all of them."""
+    """Decide by the count: the weights are the residual share x p - q, or p after all drafts."""
     b = torch.arange(len(num_accepted_B), device=num_accepted_B.device)
     weights_BV = drafted.target_probs_BQV[b, num_accepted_B]
     is_bonus_B = num_accepted_B >= drafted.num_drafts_B
@@ -119,7 +119,7 @@ def _decide(drafted: Drafted, num_accepted_B: Tensor, share_BQ: Tensor) -> Decis
     if K > 0:
         draft_BV = drafted.draft_probs_BKV[b, num_accepted_B.clamp(max=K - 1)]
         residual_BV = (share_BQ[b, num_accepted_B, None] * weights_BV - draft_BV).clamp(min=0)
-        # where rounding left nothing, target and draft are the same
+        # where rounding left nothing, target and draft are equal
         is_target_B1 = (is_bonus_B | (residual_BV.sum(dim=1) == 0))[:, None]
         weights_BV = torch.where(is_target_B1, weights_BV, residual_BV)
     return Decision(num_accepted_B=num_accepted_B, weights_BV=weights_BV, is_bonus_B=is_bonus_B)

@@ -11,7 +11,7 @@ from specdec.stepping.state import RequestState
 def count_sampled(
     state: RequestState, row_B: Tensor, token_BQ: Tensor, num_accepted_B: Tensor
 ) -> None:
-    """The first num_accepted + 1 tokens of each batch slot; markers below 0 are not counted.
+    """Count the first num_accepted + 1 tokens of each batch slot, except for markers below 0.
 
     row_B: state row per batch slot, -1 = padding
     """

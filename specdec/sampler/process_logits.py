@@ -1,9 +1,9 @@
 """What changes the logits before a token is chosen, on the GPU: over all, then forbidden ids.
 
 The rules, their order and their rounding are those of processors.py, whose `process` is the twin.
-What is forbidden becomes -inf, which no penalty changes, so ids are forbidden last, and their
-kernel runs alone where no other rule is asked for. The drafts before a row count as generated, of a
-tree those on the row's path.
+A forbidden id's logit becomes -inf, which no penalty changes, so ids are forbidden last, and their
+kernel runs alone where no other rule is asked for. The drafts before a row count as generated; in a
+tree, those on the row's path.
 """
 
 from torch import Tensor
@@ -100,7 +100,7 @@ def _weights_kernel(
     bias_ptr,  # [R + 1, V] float32
     in_prompt_ptr,  # [R + 1, V] bool
     counts_ptr,  # [R + 1, V] int32
-    paths_ptr,  # [T, D1] rows by depth, -1 behind, with HAS_PATHS
+    paths_ptr,  # [T, D1] rows by depth, -1 after them, with HAS_PATHS
     D1,
     stride_floats,
     stride_logits,
@@ -159,7 +159,7 @@ def _forbid_kernel(
     words_ptr,  # [R + 1, WORDS, LENGTH] each ends in the last column
     lengths_ptr,  # [R + 1, WORDS]
     integers_ptr,  # [R + 1, 4] the last one: tokens of the prompt
-    paths_ptr,  # [T, D1] rows by depth, -1 behind, with HAS_PATHS
+    paths_ptr,  # [T, D1] rows by depth, -1 after them, with HAS_PATHS
     D1,
     stride_integers,
     stride_logits,
@@ -214,7 +214,7 @@ def _forbid_kernel(
 
 @jit
 def _state_row(t, states_ptr, R):
-    """The state row of a decided row; the scratch row R for padding."""
+    """Find the state row of a decided row; the scratch row R for padding."""
     idx = tl.load(states_ptr + t)
     return tl.where(idx < 0, R, idx)
 

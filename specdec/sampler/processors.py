@@ -25,7 +25,7 @@ class DecidedRows:
     position_T: Tensor  # of the rows; the drawn token comes one later
     start_T: Tensor  # the row at which its slot begins
     longest: int  # rows of the longest slot, or path
-    # [T, >= 1] of trees: by depth the decided row on each row's path, -1 behind it; None: chains
+    # [T, >= 1] of trees: by depth the decided row on each row's path, -1 after it; None: chains
     path_TD: Tensor | None = None
 
 
@@ -44,7 +44,7 @@ def process(
 
 
 def mask_bad_words(logits_TV: Tensor, rows: DecidedRows, state: RequestState) -> None:
-    """No row completes a bad word whose beginning is the end of what was generated before."""
+    """Forbid the last token of each bad word whose beginning ends what was generated before."""
     sampling = state.sampling
     row_T = rows.state_T
     L = MAX_BAD_WORD_LENGTH
@@ -63,7 +63,7 @@ def mask_bad_words(logits_TV: Tensor, rows: DecidedRows, state: RequestState) ->
 
 
 def write_history(rows: DecidedRows, state: RequestState) -> None:
-    """The rows' own tokens; of trees those of the roots, since siblings share a position.
+    """Write the rows' own tokens; of trees the roots' alone, since siblings share a position.
 
     Padding writes the scratch row, which is never read.
     """
@@ -77,7 +77,7 @@ def write_history(rows: DecidedRows, state: RequestState) -> None:
 def _on_paths(
     history_TL: Tensor, position_TL: Tensor, rows: DecidedRows, path_TD: Tensor
 ) -> Tensor:
-    """The history, and from the root on the tokens of each row's path."""
+    """Overlay the history with the tokens of each row's path, from the root on."""
     depth_TL = position_TL - rows.position_T[rows.start_T][:, None]
     node_TL = path_TD.gather(1, depth_TL.clamp(0, path_TD.shape[1] - 1))
     own_TL = rows.token_T[node_TL.clamp(min=0)]
@@ -85,7 +85,7 @@ def _on_paths(
 
 
 def mask_stops(logits_TV: Tensor, rows: DecidedRows, state: RequestState) -> None:
-    """Before a row's own min_position, no id that would end the text."""
+    """Forbid ids that would end the text before a row's own min_position."""
     stop_TP = state.stop_ids[rows.state_T]
     is_early_T1 = (rows.position_T + 1 < state.min_positions[rows.state_T])[:, None]
     _forbid(logits_TV, stop_TP, is_early_T1.expand_as(stop_TP))
@@ -97,7 +97,7 @@ def _forbid(logits_TV: Tensor, token_TP: Tensor, is_out_TP: Tensor) -> None:
 
 
 def penalize(logits_TV: Tensor, rows: DecidedRows, state: RequestState) -> None:
-    """Repetition, frequency, presence penalty, over the counts at each row."""
+    """Apply the repetition, frequency and presence penalties by the counts at each row."""
     sampling = state.sampling
     row_T = rows.state_T
     count_TV = counts_at_rows(rows, state)
@@ -110,7 +110,7 @@ def penalize(logits_TV: Tensor, rows: DecidedRows, state: RequestState) -> None:
 
 
 def counts_at_rows(rows: DecidedRows, state: RequestState) -> Tensor:
-    """[T, V] generated tokens before each row's own draw, with the drafts before it."""
+    """Count generated tokens [T, V] before each row's own draw, with the drafts before it."""
     count_TV = state.sampling.output_counts[rows.state_T]
     if rows.path_TD is not None:
         for node_T in rows.path_TD.t()[1:]:  # not the root

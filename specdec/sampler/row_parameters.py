@@ -34,10 +34,10 @@ def row_parameters(
     stream: int,
     has_epoch: bool,
 ) -> tuple[Limits, NoiseKeys]:
-    """Of T rows, whose drawn tokens come `offset` after their positions.
+    """Gather the limits and noise keys of T rows, whose drawn tokens come `offset` after them.
 
     state_T: state row of every row, -1 = padding
-    places:  None: a row is after its request's computed tokens, and a round of its own
+    places:  None: a row comes after its request's computed tokens, and is a round of its own
     """
     gather = pick(state_T, launch_row_parameters, row_parameters_ref)
     return gather(state, state_T, places, offset, stream, has_epoch)

@@ -1,14 +1,14 @@
 """What chooses the tokens of a step.
 
 greedy:  the target's best token after each row, found as the head's tiles are computed
-exact:   the same with noise for each row
-rejection, block: p/q, the probabilities of target and draft (accept.py)
+exact:   the best token with noise for each row
+rejection, block: p/q, by the probabilities of target and draft (accept.py)
 
 In the first two cases a draft is accepted if it equals the target's token: stepping/commit.py
-compares them. With p/q the number of accepted drafts is decided here (`_accept_by_pq`) and handed
-to the commit; target_tokens then holds the accepted drafts and the token drawn after them. For
-requests that are not greedy, the head's logits go through processors, floor and noise, kernel by
-kernel, only where the requests of the step need them. All of it runs after the target's graph.
+compares them. With p/q `_accept_by_pq` decides here how many drafts are accepted and hands the
+number to the commit; target_tokens then holds the accepted drafts and the token drawn after them.
+For requests that are not greedy, the head's logits go through processors, floor and noise, kernel
+by kernel, only where the requests of the step need them. All of it runs after the target's graph.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,10 @@ from specdec.stepping.upload import uploaded
 
 @dataclass(eq=False)
 class Sampler:
-    """rule: "exact", "rejection" or "block". d2t: the draft's target ids, None where the same."""
+    """rule: "exact", "rejection" or "block".
+
+    d2t: the draft's target ids, None: it has the target's.
+    """
 
     model: LlamaModel
     buffers: StepBuffers
@@ -54,7 +57,7 @@ class Sampler:
     _raw_TV: Tensor | None = None  # of the step, where a request asks for logprobs
 
     def choose(self, step: Step) -> None:
-        """The token after each decided row, to target_tokens."""
+        """Choose the token after each decided row, to target_tokens."""
         self._raw_TV = None  # of a step that was out of memory
         rows, hidden_TD = self._decided_rows(step)
         out_T = self.buffers.target_tokens[: step.num_decided]
@@ -66,7 +69,7 @@ class Sampler:
         logits_TV = self.model.logits(hidden_TD)
         self._raw_TV = logits_TV.clone() if flags.logprobs >= 0 else None
         process_logits(logits_TV, rows, self.state, flags)
-        if step.masks is not None:  # the host has worked them out while the forward ran
+        if step.masks is not None:  # the host has computed them while the forward ran
             row_X, bits_XW = (uploaded(part, logits_TV.device) for part in step.masks())
             mask_rows(logits_TV, self._true_rows(row_X, step), bits_XW)
         # padding within a batch slot draws too, and its token is never read
@@ -80,14 +83,16 @@ class Sampler:
         if is_exact:
             choose_token(logits_TV, floor_T, noise_keys, out_T)
             return
-        if step.parts:  # the first choice, which verifies nothing; rows that do choose below
+        if (
+            step.parts
+        ):  # no draft precedes it, so it verifies nothing; rows that verify choose below
             choose_token(logits_TV, floor_T, noise_keys._replace(stream=BONUS), out_T)
         R = step.num_verify_rows
         if R > 0:
             self._accept_by_pq(logits_TV[:R], floor_T[:R], step.query_len, noise_keys.rows(0, R))
 
     def record(self, step: Step) -> RecordedLogprobs:
-        """After the commit: count what was generated; logprobs of sampled and prompt tokens."""
+        """Record the step after the commit: token counts; logprobs of sampled and prompt tokens."""
         if step.flags.penalties:
             self._count(step)
         raw_TV, self._raw_TV = self._raw_TV, None
@@ -99,7 +104,6 @@ class Sampler:
         return RecordedLogprobs(sampled, self._prompt_logprobs(step) if asked else ())
 
     def _decided_rows(self, step: Step) -> tuple[DecidedRows, Tensor]:
-        """The rows, and their hidden states."""
         buffers = self.buffers
         R = step.num_verify_rows
         S = step.num_decided
@@ -123,7 +127,7 @@ class Sampler:
         return rows, hidden_TD
 
     def _paths(self, num_verify_rows: int, num_decided: int) -> Tensor:
-        """By decided row: of trees, then of prompts, each of which is a root."""
+        """Return the paths by decided row: of trees, then of prompts, each of which is a root."""
         R = num_verify_rows
         tree = self.buffers.tree
         assert tree is not None, "buffers of an engine that drafts chains"
@@ -133,7 +137,7 @@ class Sampler:
         return path_TD
 
     def _kept_rows(self, step: Step) -> Tensor:
-        """The decided rows of accepted paths, kept_len for each slot, then those of prompts."""
+        """List the decided rows of accepted paths, kept_len a slot, then those of prompts."""
         tree = self.buffers.tree
         assert tree is not None, "buffers of an engine that drafts chains"
         R = step.num_verify_rows
@@ -143,13 +147,13 @@ class Sampler:
         return torch.cat([(first_B1 + path_BQ.clamp(min=0)).flatten(), of_prompts])
 
     def _choose_best(self, hidden_TD: Tensor, rows: DecidedRows, out_T: Tensor) -> None:
-        """The greedy case: no logits are written out."""
+        """Choose greedily: no logits are written out."""
         state = self.state
         mask = StopMask(rows.position_T, rows.state_T, state.min_positions, state.stop_ids)
         best_token(hidden_TD, self.model.lm_head.weight, out_T, mask)
 
     def _true_rows(self, row_X: Tensor, step: Step) -> Tensor:
-        """Rows as the host counts them, query_len for each slot, where they are; -1: nowhere."""
+        """Map rows as the host counts them, query_len a slot, to where they are; -1: nowhere."""
         if step.shared_rows == 0:
             return row_X
         V = step.num_verified
@@ -161,7 +165,7 @@ class Sampler:
         return torch.where(row_X < V * Q, at_X, row_X - V * Q + step.shared_rows)
 
     def _decided_tokens(self, step: Step) -> Tensor:
-        """What the commit kept, by decided row."""
+        """Return what the commit kept, by decided row."""
         V = step.num_verified
         tokens = self.buffers.sampled_tokens
         if step.shared_rows:  # p/q, which keeps other tokens than were chosen, has no such steps
@@ -181,7 +185,7 @@ class Sampler:
                 count_sampled(self.state, buffers.sample_mapping[here], tokens_BQ, accepted_B)
 
     def _prompt_logprobs(self, step: Step) -> list[StepLogprobs | None]:
-        """Logprobs of prompt tokens, from the hidden states that the parts left."""
+        """Compute logprobs of prompt tokens, from the hidden states that the parts left."""
         found: list[StepLogprobs | None] = []
         row = step.num_verify_rows
         for part in step.parts:
@@ -197,7 +201,7 @@ class Sampler:
     def _logprobs_of_rows(
         self, hidden_XD: Tensor, tokens: Sequence[int], num_top: int
     ) -> StepLogprobs:
-        """A few rows at a time, so that the logits of all never exist together."""
+        """Compute logprobs of a few rows at a time: the logits of all never exist together."""
         token_X = torch.tensor(tokens, device=hidden_XD.device)
         starts = range(0, len(tokens), ROWS_AT_ONCE)
         pieces = [slice(start, start + ROWS_AT_ONCE) for start in starts]
@@ -250,7 +254,7 @@ class Sampler:
         )
 
     def _draw(self, decision: Decision, query_len: int) -> Tensor:
-        """A token from the weights, by noise of the stream that says what it is."""
+        """Draw a token from the weights, with the noise of the stream for its kind."""
         log_weights_BV = decision.weights_BV.log()
         B = len(log_weights_BV)
         row_B = self.buffers.idx_mapping[:B]
@@ -272,7 +276,7 @@ class Sampler:
 
 
 def scaled_in_support(logits_TV: Tensor, temperature_T: Tensor, floor_T: Tensor) -> Tensor:
-    """logits / temperature, -inf below the floor; greedy rows as they are."""
+    """Return logits / temperature, -inf below the floor; greedy rows stay as they are."""
     scaled_TV = logits_TV / torch.where(temperature_T == 0, 1, temperature_T)[:, None]
     return torch.where(scaled_TV < floor_T[:, None], -torch.inf, scaled_TV)
 

@@ -1,6 +1,7 @@
 """Many engines on a cluster of Ray: an application for Serve, a stage for Data.
 
-The only place that imports ray; each replica and each actor has an engine and the server's routes.
+This is the only place that imports ray; each replica and each actor has an engine and the server's
+routes.
 """
 
 try:

@@ -39,7 +39,7 @@ class EngineReplica:
         return self._app
 
     def check_health(self) -> None:
-        """Ray replaces a replica whose engine has failed."""
+        """Fail if the engine has: Ray then replaces the replica."""
         if not self._llm.is_well:
             raise RuntimeError("the engine has failed, was shut down or makes no progress")
 

@@ -41,7 +41,7 @@ def connected(address: str) -> Iterator[None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself tries for many minutes."""
+    """Try the address for a moment: Ray itself would try for many minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in host:
         try:
@@ -51,16 +51,16 @@ def _check_reachable(address: str) -> None:
 
 
 def num_gpus() -> int:
-    """Of the cluster."""
+    """Count the cluster's GPUs."""
     return int(ray.cluster_resources().get("GPU", 0))
 
 
 def answer_lines(
     lines: Sequence[BatchLine], args: EngineArgs, num_engines: int
 ) -> Generator[Answered]:
-    """One answer for each line. BatchStopped if an engine cannot go on.
+    """Yield one answer for each line. BatchStopped if an engine cannot go on.
 
-    Ray starts a killed actor again, elsewhere if need be, and the lines of its batch with it.
+    Ray restarts a killed actor, elsewhere if need be, with the lines of its batch.
     """
     if not lines:
         return
@@ -87,7 +87,6 @@ def answer_lines(
 
 
 def _text(line: BatchLine) -> str:
-    """The line as it was given, up to spaces."""
     assert line.problem is None, line
     body: Mapping[str, object] = json.loads(line.body)
     given = {"custom_id": line.custom_id, "method": "POST", "url": line.url, "body": body}
@@ -95,5 +94,5 @@ def _text(line: BatchLine) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """What was said on the worker, without the traceback before it."""
+    """Cut the traceback off an error of a worker."""
     return re.split(r"^[\w.]+: ", str(error).strip(), flags=re.MULTILINE)[-1]

@@ -1,4 +1,4 @@
-"""What an engine of a fleet is built from: checked where it is given, then sent to workers."""
+"""The arguments of a fleet's engines: checked where they are given, then sent to workers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -41,12 +41,12 @@ class EngineArgs:
 
     @property
     def num_gpus(self) -> int:
-        """That an engine takes. device "auto" means a GPU here: the nodes of a cluster differ."""
+        """Count an engine's GPUs. "auto" means a GPU here, since nodes of a cluster differ."""
         return 0 if str(self.engine.get("device", "auto")) == "cpu" else 1
 
     @property
     def max_num_seqs(self) -> int:
-        """Samples that an engine runs together."""
+        """Count the samples that an engine runs together."""
         return EngineConfig(**self.engine).max_num_seqs
 
     def start(self) -> tuple[AsyncLLM, Application]:

@@ -26,11 +26,11 @@ SERVER_OPTIONS = (
 
 
 class EngineStage:
-    """For map_batches: a batch's lines are answered together.
+    """A stage for map_batches: the lines of a batch are answered together.
 
-    column: of the lines, as text. server: fields of ServerOptions, those of SERVER_OPTIONS. The
-    other arguments are those of AsyncLLM. A batch keeps its columns and gains `answer` (a line of
-    the output, as text), `is_error` and `num_tokens`. ValueError for a column that is not there.
+    column: of the lines, as text. server: fields of ServerOptions, out of SERVER_OPTIONS. The other
+    arguments are those of AsyncLLM. A batch keeps its columns and gains `answer` (a line of the
+    output, as text), `is_error` and `num_tokens`. ValueError for a column that is not there.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class EngineStage:
         self._loop.run(self._lifespan.__aenter__())
 
     def __call__(self, batch: Mapping[str, np.ndarray]) -> dict[str, object]:
-        """BatchStopped if the engine has failed, which ends the job."""
+        """Answer a batch's lines. BatchStopped if the engine has failed, which ends the job."""
         if self._column not in batch:
             given = ", ".join(batch)
             raise ValueError(f"column={self._column!r}: the batch has {given}")

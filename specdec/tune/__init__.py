@@ -1,1 +1,1 @@
-"""Measure which tiles read a model's weights fastest: `specdec tune`, and the shipped table."""
+"""Measures which tiles read a model's weights fastest: `specdec tune`, and the shipped table."""

@@ -94,7 +94,7 @@ class GpuClock:
         return self._weights
 
     def _rows_of(self, job: Job) -> Tensor:
-        """With rows behind them, as in a model."""
+        """Make rows, with further rows after them as in a model."""
         rows = measured_rows(job.rows)
         return self._empty(rows_of_tiles(rows), job.product.K, job.product)[:rows]
 
@@ -115,12 +115,12 @@ def _launch(product: Product, x_TK: Tensor, weight_NK: Tensor, tiles: Tiles | No
 
 
 def _is_head(product: Product) -> bool:
-    """A vocabulary: best_token reads it, with the tiles of a finished product."""
+    """Whether the weight is a vocabulary's, which best_token reads with a whole product's tiles."""
     return product.kind == "whole" and product.N > 4 * product.K
 
 
 def _binary(job: Job) -> tuple[object, ...]:
-    """What a kernel is compiled for: Triton tells multiples of 16 from other sizes."""
+    """Return what a kernel is compiled for: Triton tells multiples of 16 from other sizes."""
     product = job.product
     sizes = (product.N % 16, product.K % 16, measured_rows(job.rows) % 16)
     return product.kind, _is_head(product), product.dtype, sizes, job.tiles
@@ -133,6 +133,6 @@ def _parts(jobs: list[Job]) -> Iterator[list[Job]]:
 
 
 def _least_microseconds(job: Job) -> float:
-    """What the memory or the tensor cores of an H200 need at least."""
+    """Bound the time by what the memory or the tensor cores of an H200 need at least."""
     weight = job.product.N * job.product.K
     return max(weight * 2 / 4.5e6, weight * 2 * measured_rows(job.rows) / 7e8)

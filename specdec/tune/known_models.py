@@ -15,7 +15,7 @@ TAPS = (2, 8, 14)  # three of the target's layers; which ones makes no differenc
 
 
 class Sizes(NamedTuple):
-    """In the order of the table below."""
+    """The columns of the table below, in order."""
 
     hidden_size: int
     intermediate_size: int
@@ -39,7 +39,7 @@ KNOWN_MODELS = {
 
 
 def known_products(name: str) -> list[Product]:
-    """Of the target and its draft, in bfloat16. ValueError: a model that is not in the list."""
+    """List a known model's and its draft's products, in bfloat16. ValueError: it is not known."""
     if name not in KNOWN_MODELS:
         raise ValueError(f"model {name!r}: known are {', '.join(KNOWN_MODELS)}")
     sizes = KNOWN_MODELS[name]

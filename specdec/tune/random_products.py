@@ -15,7 +15,7 @@ SHAPES: tuple[tuple[Kind, Span, Span], ...] = (  # kind, N, K
 
 
 def random_products(count: int, seed: int = 0) -> list[Product]:
-    """Of every kind in turn, in sizes that models have; the same for the same seed."""
+    """Draw products of every kind in turn, in sizes that models have; one seed gives one list."""
     draw = random.Random(seed)
     rows = (SHAPES[i % len(SHAPES)] for i in range(count))
     return [Product(kind, _of(draw, Ns), _of(draw, Ks)) for kind, Ns, Ks in rows]

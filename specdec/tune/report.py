@@ -1,4 +1,4 @@
-"""What tuning found, as a table and as JSON."""
+"""The table and the JSON of what tuning found."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ HEAD = f"{'product':<20} {'splits':>6} {'rows':>5} {'by rule':>10} {'tuned':>10}
 
 
 def table(measured: Measured) -> str:
-    """A line for every row class, in microseconds."""
+    """Write a line for every row class, in microseconds."""
     name = str(measured.product)
     return "\n".join(
         f"{name:<20} {measured.splits:>6} {rows:>5} "
@@ -21,7 +21,7 @@ def table(measured: Measured) -> str:
 
 
 def as_json(measured: Measured) -> dict[str, object]:
-    """With the times of all candidates: [rows, splits, tiles, microseconds]; None: did not run."""
+    """List the times of all candidates: [rows, splits, tiles, microseconds]; None: did not run."""
     rows = {
         str(rows): best._asdict()
         | {"rule_us": _finite(best.rule_us), "cublas_us": _finite(best.cublas_us)}
@@ -37,7 +37,7 @@ def as_json(measured: Measured) -> dict[str, object]:
 
 
 def rule_over_tuned(found: Sequence[Measured]) -> dict[str, float | None]:
-    """How much slower the rule is: geometric means by row class and overall, and the worst.
+    """Compare the rule with tuning: geometric means by row class and overall, and the worst.
 
     None where the rule's tiles did not run.
     """
@@ -55,5 +55,5 @@ def _mean(ratios: Sequence[float]) -> float | None:
 
 
 def _finite(value: float) -> float | None:
-    """None for what JSON has no number for."""
+    """Replace what JSON has no number for by None."""
     return value if math.isfinite(value) else None

@@ -25,22 +25,20 @@ READING = 0.01  # share of a product's time for which its reader adds a further 
 
 
 class Job(NamedTuple):
-    """One measurement. tiles None: cuBLAS."""
-
     product: Product
     rows: int  # a row class
     tiles: Tiles | None
 
 
 class Wanted(NamedTuple):
-    """Of one product: numbers of splits to choose from, and row classes."""
+    """The numbers of splits to choose from for a product, and its row classes."""
 
     splits: Sequence[int]
     rows: Sequence[int]
 
 
 class ProductClock(Protocol):
-    """gpu_clock.py, or a test's."""
+    """A clock of products: gpu_clock.py's, or a test's."""
 
     has_wgmma: bool  # of the GPU: Hopper's products
 
@@ -52,7 +50,7 @@ class ProductClock(Protocol):
 
 
 class Best(NamedTuple):
-    """Of one product and row class, in microseconds."""
+    """The fastest tiles of a product and row class, in microseconds."""
 
     shape: Shape
     us: float
@@ -90,12 +88,12 @@ class Tuning:
     now: Callable[[], float] = field(default=time.monotonic)
 
     def missing(self, products: Sequence[Product]) -> list[Product]:
-        """Those whose entry lacks a row class, or was measured with other splits."""
+        """List the products whose entry lacks a row class, or was measured with other splits."""
         wanted = self._wanted(products)
         return [product for product in products if wanted[product].rows]
 
     def run(self, products: Sequence[Product]) -> Iterator[Measured]:
-        """Measure one after another, each written before the next one begins.
+        """Measure one product after another, and write each before the next one begins.
 
         ValueError before the first one if the file cannot be written.
         """
@@ -124,7 +122,7 @@ class Tuning:
         return Wanted((entry.splits,), [rows for rows in ROW_CLASSES if rows not in entry.rows])
 
     def _write(self, measured: Measured) -> None:
-        """Row classes that were measured before with the same splits stay."""
+        """Keep row classes that were measured before with the same splits."""
         if self.file is None:
             return
         with _locked(self.file):
@@ -138,13 +136,13 @@ class Tuning:
 
 
 def splits_to_try(product: Product) -> tuple[int, ...]:
-    """For the shipped table; a part of K must be worth a program of its own."""
+    """List the splits to try for the shipped table; each part of K must be worth a program."""
     can_split = product.kind == "split"
     return tuple(n for n in SPLITS if n == 1 or (can_split and 512 * n <= product.K))
 
 
 def jobs_of(product: Product, wanted: Wanted, has_wgmma: bool) -> Iterator[Job]:
-    """All that `measure` may ask of its clock, but cuBLAS."""
+    """List all that `measure` may ask of its clock, except cuBLAS."""
     counts = wanted.splits
     for count in dict.fromkeys((*counts, _rule_count(product, counts))):
         for rows in wanted.rows:
@@ -176,7 +174,7 @@ class _Search:
     times: dict[tuple[int, int, Shape], float]
 
     def best(self, rows: int, splits: int) -> Shape:
-        """The fastest candidate."""
+        """Find the fastest candidate."""
         shapes = candidates(self.product, rows, splits, self.clock.has_wgmma)
         best = min(shapes, key=lambda shape: self.time(rows, splits, shape))
         if self.time(rows, splits, best) == float("inf"):
@@ -184,7 +182,7 @@ class _Search:
         return best
 
     def cost(self, splits: int, counts: Sequence[int]) -> float:
-        """Of a number of splits, where there is a choice."""
+        """Weigh a number of splits by its times over the best, where there is a choice."""
         if len(counts) == 1:
             return 0.0
         total = 0.0
@@ -224,7 +222,7 @@ def _refuse_read_only(directory: Path) -> None:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """One process at a time changes the file; another waits."""
+    """Let one process at a time change the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with open(file.with_name(f"{file.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file
@@ -232,7 +230,7 @@ def _locked(file: Path) -> Iterator[None]:
 
 
 def _rule_count(product: Product, counts: Sequence[int]) -> int:
-    """The splits that a product has without a table."""
+    """Count the splits that a product has without a table."""
     if product.kind != "split":
         return 1
     return counts[0] if len(counts) == 1 else rule_splits(product.N, product.K)

@@ -1,1 +1,1 @@
-"""Structured output: what a grammar allows after each row that is decided. No torch."""
+"""Structured output: the tokens that a grammar allows after each decided row. No torch."""

@@ -33,7 +33,7 @@ from specdec.requests.tokenizer import Tokenizer
 os.environ.setdefault("RUST_LIB_BACKTRACE", "0")
 
 MAX_CHARS = 1 << 17  # of a grammar
-REPEAT_SECONDS = 0.005  # of a processor, to compile a grammar for further threads
+REPEAT_SECONDS = 0.005  # of a processor, for compiling a grammar again for further threads
 SLOW_SECONDS = 0.0003  # of a processor, for a mask: a grammar's walks that take more are shared
 REHEARSAL_SECONDS = 0.005  # of a processor, for the first masks of a grammar
 REHEARSAL_TEXTS, REHEARSAL_TOKENS = 8, 64
@@ -83,11 +83,11 @@ class Grammars:
 
     @property
     def num_alive(self) -> int:
-        """Grammars that are kept, that requests have, or that a mask without end is computed of."""
+        """Count grammars that are kept, in use, or have a mask without end being computed."""
         return len(self._alive)
 
     def compile(self, kind: str, text: str) -> "Matcher":
-        """A matcher before the first token. ValueError has the compiler's message."""
+        """Compile a matcher before the first token. ValueError has the compiler's message."""
         if len(text) > MAX_CHARS:
             size = f"{len(text):,} characters of {kind}"
             raise ValueError(f"structured_outputs: {size}, at most {MAX_CHARS:,} are allowed")
@@ -117,7 +117,7 @@ class Grammars:
         return found
 
     def _starts(self, kind: str, text: str) -> list[LLMatcher]:
-        """One for each thread, if that is quick."""
+        """Compile a matcher for each thread, if that is quick."""
         most = most_threads()
         end = time.thread_time() + REPEAT_SECONDS
         starts = [self._matcher(kind, text)]
@@ -136,6 +136,7 @@ class Compiled:
     again: compiles another start, with an empty lexer. num_bytes: of a mask.
     reason: why it was given up; empty if it was not. num_slow_masks: so far.
     walk_seconds: of the latest walk of any matcher.
+
     With 128,000 tokens each mask within a string of bounded length takes about a millisecond.
     """
 
@@ -154,17 +155,17 @@ class Compiled:
 
     @property
     def is_slow(self) -> bool:
-        """One slow mask may be the first of a process."""
+        """Whether several masks were slow: a single one may be the first of a process."""
         return self.num_slow_masks > 1
 
     def start_of(self, matcher: "Matcher") -> tuple[int, LLMatcher]:
-        """Before the first token: the one that the fewest other matchers have, and its number."""
+        """Pick the start that the fewest other matchers have; return its number, too."""
         number, users = min(enumerate(self._users), key=lambda each: len(each[1]))
         users.add(matcher)
         return number, self._starts[number]
 
     def replaced(self, number: int, full: LLMatcher) -> tuple[LLMatcher, bool]:
-        """The start of this number, which is not `full`; and whether its lexer is empty."""
+        """Replace the start of this number if it is `full`; return it, and whether it is new."""
         with self._replacing:
             is_first = self._starts[number] is full
             if is_first:
@@ -188,7 +189,7 @@ class Matcher:
         self._made = None if tokens else self._start.deep_copy()
         self._tokens = list(tokens)
         self._ahead: Sequence[int] = ()  # drafts before the first row of a part
-        self._others: list[Matcher] = []  # at the same place, for parts of a slow walk
+        self._others: list[Matcher] = []  # at the same position, for parts of a slow walk
         self._eos_token_ids = eos_token_ids
         self.walk_seconds = compiled.walk_seconds
         self._error = ""
@@ -208,7 +209,7 @@ class Matcher:
         return self._made
 
     def copy(self) -> "Matcher":
-        """Another one at the same place."""
+        """Copy the matcher at its position."""
         return Matcher(self._compiled, self._eos_token_ids, self._tokens)
 
     def advance(self, tokens: Sequence[int]) -> None:
@@ -223,7 +224,7 @@ class Matcher:
                 other.advance([token])
 
     def parts(self, first: int, end: int) -> list[Part]:
-        """A row for each, if its grammar is slow and has as many locks."""
+        """Split a walk into rows, if the grammar is slow, on as many threads as it has locks."""
         count = min(end - first, self._compiled.num_locks) if self._compiled.is_slow else 1
         while len(self._others) < count - 1:
             self._others.append(self.copy())
@@ -233,11 +234,10 @@ class Matcher:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether its grammar is."""
         return bool(self._compiled.reason)
 
     def masks(self, drafts: Sequence[int]) -> list[bytes]:
-        """Which tokens may follow: here, and after each draft up to the first that may not.
+        """List the tokens that may follow: here, and after each draft up to the first that may not.
 
         Where a limit is met no token may follow, and `error` says which.
         """
@@ -249,12 +249,12 @@ class Matcher:
             self._start, has_own_lexer = self._compiled.replaced(self._number, self._start)
             self._made = None
             found = self._masks_at_once(drafts)
-        if self._compiled.reason:  # nobody waits for more
+        if self._compiled.reason:  # further masks are not needed
             return [bytes(self._compiled.num_bytes)]
         return self._masks_one_by_one(drafts) if found is None else found
 
     def masks_from(self, first: int, drafts: Sequence[int]) -> list[bytes]:
-        """Those of `masks` from number `first` on; none if a draft before it may not follow."""
+        """List `masks` from number `first` on; none if a draft before it may not follow."""
         if first == 0:
             return self.masks(drafts)
         ahead = list(drafts[:first])
@@ -282,7 +282,7 @@ class Matcher:
         return not self._compiled.reason and FULL in self._matcher.get_error()
 
     def _masks_at_once(self, drafts: Sequence[int]) -> list[bytes] | None:
-        """In one call, during which other threads run; None if a limit is met."""
+        """Compute masks in one call, during which other threads run; None if a limit is met."""
         if self._matcher.is_error():
             return None
         num_bytes = self._compiled.num_bytes
@@ -308,18 +308,18 @@ class Matcher:
         return masks
 
     def _room(self, num_rows: int) -> tuple[np.ndarray, int]:
-        """For masks, uint8 [num_rows or more, num_bytes], and where it lies."""
+        """Give room for masks, uint8 [num_rows or more, num_bytes], and its address."""
         if len(self._rows) < num_rows:
             self._rows = np.zeros((num_rows, self._compiled.num_bytes), np.uint8)
             self._pointer = self._rows.ctypes.data
         return self._rows, self._pointer
 
     def _masks_one_by_one(self, drafts: Sequence[int]) -> list[bytes]:
-        """As far as the limit that is met."""
+        """Compute masks up to the limit that is met."""
         self._go_back(0)
         found = [self._mask()]
         for count, draft in enumerate(drafts):
-            if self._compiled.reason:  # nobody waits for the rest
+            if self._compiled.reason:  # further masks are not needed
                 return found
             is_last = not _is_allowed(found[-1], draft)
             if is_last or not self._matcher.try_consume_tokens([draft]):
@@ -331,7 +331,7 @@ class Matcher:
         return found
 
     def give_up(self, reason: str) -> None:
-        """Nor do other matchers of the grammar go on."""
+        """Give up the grammar, for its other matchers, too."""
         self._compiled.reason = reason
 
     def _mask(self) -> bytes:
@@ -352,14 +352,13 @@ class Matcher:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the text so far may end here."""
         if self._compiled.reason:
             return False
         return not self._matcher.is_error() and self._matcher.is_accepting()
 
     @property
     def error(self) -> str:
-        """The limit that its masks have met; empty if none."""
+        """Name the limit that its masks have met; empty if none."""
         found = self._compiled.reason or self._error or self._matcher.get_error()
         found = found or next(filter(None, (other.error for other in self._others)), "")
         return found.removesuffix("<non-verbose/>").strip()
@@ -377,16 +376,16 @@ class Rehearsal:
 
     @property
     def lock(self) -> object:
-        """Nobody else has the matcher's yet."""
+        """Return a lock of its own: no other walker has the matcher yet."""
         return self
 
     @property
     def walk_seconds(self) -> float:
-        """Up to this."""
+        """Return the walk time so far."""
         return REHEARSAL_SECONDS
 
     def masks(self, drafts: Sequence[int]) -> list[bytes]:
-        """None for the caller."""
+        """Walk the texts; the masks are dropped."""
         end = time.thread_time() + REHEARSAL_SECONDS
         rng = random.Random(0)
         matchers = [self.matcher.copy() for _ in range(REHEARSAL_TEXTS)]  # with different locks
@@ -401,7 +400,7 @@ class Rehearsal:
         return []
 
     def give_up(self, reason: str) -> None:
-        """Only the rehearsal."""
+        """Abandon only the rehearsal."""
         self.is_abandoned = True
 
 
@@ -414,20 +413,18 @@ class LaterRows:
 
     @property
     def lock(self) -> object:
-        """The matcher's."""
         return self.matcher.lock
 
     @property
     def walk_seconds(self) -> float:
-        """Of the matcher, which has walked the same rows in the step before."""
+        """Return the time of the matcher, which walked the same rows in the step before."""
         return self.matcher.walk_seconds
 
     def masks(self, drafts: Sequence[int]) -> list[bytes]:
-        """Without those of earlier rows."""
+        """Leave out the masks of earlier rows."""
         return self.matcher.masks_from(self.first, drafts)
 
     def give_up(self, reason: str) -> None:
-        """The matcher's grammar."""
         self.matcher.give_up(reason)
 
 
@@ -441,7 +438,7 @@ def _is_allowed(mask: bytes, token: int) -> bool:
 
 
 def _on_a_large_stack(function: Callable[[], list[LLMatcher]]) -> list[LLMatcher]:
-    """The function's result, from a thread of its own; its errors are raised here."""
+    """Run the function in a thread of its own and return its result; its errors are raised here."""
     with ThreadPoolExecutor(max_workers=1) as pool, _stack_size:
         before = threading.stack_size(STACK_BYTES)
         try:

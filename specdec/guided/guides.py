@@ -15,8 +15,8 @@ from specdec.requests.tokenizer import Tokenizer
 logger = logging.getLogger("specdec")
 
 NUM_KEPT = 64  # compiled grammars
-KEPT_BYTES = 1 << 28  # of theirs: most have about a MiB
-MOST_BYTES = 1 << 30  # of all that requests have, from which on servers take no new ones
+KEPT_BYTES = 1 << 28  # of the kept grammars: most have about a MiB
+MOST_BYTES = 1 << 30  # of the grammars of all requests, from which on servers take no new ones
 FEW = 8  # grammars that are taken nevertheless: the heap may have grown by something else
 INSTALL = 'pip install "specdec[guided]"'
 
@@ -24,9 +24,10 @@ INSTALL = 'pip install "specdec[guided]"'
 class Guides:
     """Compiles grammars over a tokenizer, and keeps the latest. Any thread may call it.
 
-    How large they are, and become with the texts that they allow, no library says. So all that the
-    heap has grown by since the kept ones were dropped counts as theirs; at KEPT_BYTES all of them
-    are dropped again. Requests go on with what they have.
+    No library says how large they are, or become with the texts that they allow. So all growth of
+    the heap since the kept ones were dropped counts as theirs; at KEPT_BYTES all of them are
+    dropped
+    again. Requests go on with what they have.
 
     vocab_size: the target's, maybe padded. eos_token_ids: what may follow a text that is complete.
     """
@@ -41,7 +42,7 @@ class Guides:
         self._first_bytes = self._least_bytes = 0  # of the heap, at the start and since a drop
 
     def compile(self, params: StructuredOutputsParams) -> Guide:
-        """A guide before the first token; ValueError with the compiler's message."""
+        """Make a guide before the first token; ValueError with the compiler's message."""
         source = params.source()
         with self._lock:
             found = self._compiled.get(source)

@@ -1,4 +1,4 @@
-"""The heap of this process, for what no library says the size of."""
+"""The size of this process's heap, for objects whose size no library tells."""
 
 import ctypes
 import os
@@ -22,7 +22,7 @@ class Mallinfo(ctypes.Structure):
 
 
 def heap_bytes() -> int:
-    """What is allocated or, where that is not known, what is resident."""
+    """Count the bytes that are allocated or, where that is not known, resident."""
     ask = _mallinfo()
     if ask is None:
         return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -31,7 +31,7 @@ def heap_bytes() -> int:
 
 
 def give_back() -> None:
-    """Free memory to the system, which the C library may have kept."""
+    """Return free memory to the system, which the C library may have kept."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -39,7 +39,7 @@ def give_back() -> None:
 
 @cache
 def _mallinfo() -> Callable[[], Any] | None:
-    """Of glibc 2.33 and later, if the process allocates by it and not by a library of its own."""
+    """Find mallinfo2 of glibc 2.33 and later, if no other library allocates for the process."""
     ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if ask is None:
         return None

@@ -3,16 +3,15 @@
 The limits of grammars.py count operations, but llguidance compares the items of a row pairwise, so
 a hostile grammar of a few kB can make one mask take minutes within them, and nothing stops it. Then
 its thread is left alone, at the lowest priority, and another one goes on with the next request;
-while many such threads run, servers take no grammar that is new to them (guides.py).
-What counts is the thread's own processor time, so that a busy machine ends no request.
+while many such threads run, servers take no grammar that is new to them (guides.py). Only the
+thread's own processor time counts, so that a busy machine ends no request.
 
-A step has as many threads as the latest walks of its guides say that it needs, mostly two, of which
-one would do: on a busy machine a thread may wait milliseconds for a processor when it is woken, and
-then the other one takes all walks. More than needed would hold each other up, with the
-interpreter's lock or with a walk that one has begun when it loses its processor. The longest walks
-begin first, and further threads join if the step is not over in time. Guides that share a lock take
-turns on one thread: a second one would wait for the lock, and its processor time would not say for
-how long.
+A step has as many threads as the latest walks of its guides call for, mostly two where one would
+do: on a busy machine a thread may wait milliseconds for a processor when it is woken, and then the
+other one takes all walks. More threads would hold each other up, with the interpreter's lock or
+with a walk that one has begun when it loses its processor. The longest walks begin first, and
+further threads join if the step is not over in time. Guides that share a lock take turns on one
+thread: a second one would wait for the lock, and its processor time would not say for how long.
 """
 
 import math
@@ -30,7 +29,7 @@ from specdec.requests.structured_outputs import GrammarsBusyError
 
 LEAST_THREADS, MOST_THREADS = 2, 8
 SHARE_SECONDS = 0.0005  # of a processor, for a thread of a step
-PATIENCE_SECONDS = 0.0005  # until as many further threads join
+PATIENCE_SECONDS = 0.0005  # until further threads join, as many as there are already
 SECONDS = 0.05  # of a processor, for the masks of one request in one step
 LOOK_SECONDS = 0.01  # between two looks at that time
 MOST_LEFT = 16  # threads of the process that were left alone, from which on servers refuse grammars
@@ -44,7 +43,7 @@ _left_lock = threading.Lock()
 
 
 def check_few_left() -> None:
-    """GrammarsBusyError while many threads that were left alone still run."""
+    """Raise GrammarsBusyError while many threads that were left alone still run."""
     with _left_lock:
         _left_alone[:] = [thread for thread in _left_alone if thread.is_alive()]
         count = len(_left_alone)
@@ -56,12 +55,12 @@ def check_few_left() -> None:
 
 
 def most_threads() -> int:
-    """One for each processor that this process may use, up to MOST_THREADS."""
+    """Count the processors that this process may use, up to MOST_THREADS."""
     return min(len(os.sched_getaffinity(0)), MOST_THREADS)
 
 
 class Job:
-    """Walks of a step that one thread takes one after another. places: of those left to do."""
+    """Walks of a step that one thread takes one after another. places: of walks left to do."""
 
     def __init__(self, step: "Step", places: Iterable[int]) -> None:
         self.places = deque(places)
@@ -72,7 +71,7 @@ class Job:
         self._step = step
 
     def run(self) -> None:
-        """In the thread."""
+        """Run in the thread."""
         self.began = time.thread_time()
         self.thread = threading.current_thread()
         while self.places and not self.is_abandoned:
@@ -86,7 +85,7 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """Of a processor, for the current walk so far."""
+        """Return the processor time of the current walk so far."""
         if self.thread is None or self.thread.ident is None:
             return 0.0
         return time.clock_gettime(time.pthread_getcpuclockid(self.thread.ident)) - self.began
@@ -105,19 +104,19 @@ class Step:
         for place, (guide, _) in enumerate(walks):
             places.setdefault(id(guide.lock), []).append(place)
         jobs = (Job(self, taken) for taken in places.values())
-        # those that have not ended
+        # jobs that have not ended
         self.jobs = sorted(jobs, key=lambda job: job.expected_seconds, reverse=True)
         self.waiting = deque(self.jobs)
         self._lock = threading.Lock()
 
     @property
     def num_threads_needed(self) -> int:
-        """To end soon, or with the longest job. One of two may be slow to wake."""
+        """Count the threads that end it soon, or with the longest job; one of two may wake late."""
         seconds = [job.expected_seconds for job in self.jobs]
         return max(math.ceil(sum(seconds) / max(seconds[0], SHARE_SECONDS)), LEAST_THREADS)
 
     def run(self) -> bool:
-        """In a thread: jobs that wait, one after another. Whether the thread may go on."""
+        """Run waiting jobs in turn, in a thread; return whether the thread may go on."""
         while self.waiting:
             try:
                 job = self.waiting.popleft()
@@ -129,7 +128,7 @@ class Step:
         return True
 
     def take(self, job: Job, masks: list[bytes]) -> None:
-        """Of the job's current walk."""
+        """Take the masks of the job's current walk."""
         with self._lock:
             if not job.is_abandoned:
                 self.found[job.places.popleft()] = masks
@@ -138,14 +137,14 @@ class Step:
                     self._remove(job)
 
     def fail(self, job: Job, error: BaseException) -> None:
-        """In a thread: the caller raises the error."""
+        """Keep an error of a thread, for the caller to raise."""
         with self._lock:
             if not job.is_abandoned:
                 self.error = error
                 self._remove(job)
 
     def abandon_slow(self) -> list[Job]:
-        """Jobs whose current walk takes too long. What they still find does not count."""
+        """Leave alone jobs whose current walk takes too long; their later results do not count."""
         with self._lock:
             slow = [job for job in self.jobs if job.seconds > SECONDS]
             for job in slow:
@@ -153,7 +152,7 @@ class Step:
         return slow
 
     def give_up(self, job: Job) -> None:
-        """The guide of an abandoned job's walk; the rest of the job waits for a thread."""
+        """Give up the guide of an abandoned job's walk; the rest of the job waits for a thread."""
         place, *rest = job.places
         guide, _ = self.walks[place]
         guide.give_up(TOO_LONG)
@@ -171,15 +170,13 @@ class Step:
 
 
 class MaskThreads:
-    """They start when there is work for them."""
-
     def __init__(self) -> None:
         self._most = most_threads()
         self._threads: list[threading.Thread] = []
         self._steps = self._new_queue()
 
     def masks(self, walks: Sequence[Walk]) -> list[list[bytes]]:
-        """What each guide allows. One that takes too long is given up, and allows nothing."""
+        """Return what each guide allows; one that takes too long is given up and allows nothing."""
         step = Step(walks)
         self._add(step, min(step.num_threads_needed, self._most))
         while step.num_threads < self._most and not step.is_over.wait(PATIENCE_SECONDS):
@@ -200,8 +197,8 @@ class MaskThreads:
         return steps
 
     def _add(self, step: Step, count: int) -> None:
-        """Have so many further threads take part in a step, if it has jobs for them."""
-        if not all(thread.is_alive() for thread in self._threads):  # a fork leaves them behind
+        """Let further threads take part in a step, if it has jobs for them."""
+        if not all(thread.is_alive() for thread in self._threads):  # a fork leaves the threads out
             self._threads = []
             self._steps = self._new_queue()
         step.num_threads += count

@@ -43,7 +43,7 @@ class GuidedSlot:
     drafts: tuple[PendingResult, int] | None = None
 
     def paths(self) -> list["GuidedPath"]:
-        """From the slot's first row to each of its last. Waits for the drafts."""
+        """Yield paths from the slot's first row to each of its last. Waits for the drafts."""
         if self.num_drafts == 0:
             return [GuidedPath(self.guide, (), [self.first_row])]
         assert self.drafts is not None, "drafts that were never sent"
@@ -57,7 +57,7 @@ class GuidedSlot:
         return list(self._branches(tokens, leaf_paths(verified, n)))
 
     def _branches(self, tokens: Sequence[int], paths: list[list[int]]) -> Iterator["GuidedPath"]:
-        """paths: rows of a tree, from its root; a path leaves out the masks of those before it."""
+        """Yield a tree's paths, rows from its root on, each without masks of those before it."""
         seen: set[int] = set()
         for path in paths:
             drafts = [tokens[row - 1] for row in path[1:]]
@@ -78,7 +78,7 @@ class GuidedPath(NamedTuple):
     first: int = 0
 
     def walks(self) -> Iterator[tuple[Walk, Sequence[int]]]:
-        """Those of its parts, each with its rows."""
+        """Yield the walks of its parts, each with its rows."""
         parts = self.guide.parts(self.first, len(self.rows))
         ends = [*(part.first for part in parts[1:]), len(self.rows)]
         for part, end in zip(parts, ends, strict=True):
@@ -96,7 +96,7 @@ class StepMasks:
     def of_step(
         self, work: Work, num_drafts: Callable[[Request], int]
     ) -> Callable[[], RowMasks] | None:
-        """What computes the masks of a step that is about to be launched; None: no row has one.
+        """Return what computes the masks of a step to be launched; None: no row has one.
 
         num_drafts: how many drafts a request verifies
         """
@@ -117,7 +117,7 @@ class StepMasks:
         return self._early.begin(found) if work.parts else found
 
     def launched(self, work: Work, result: PendingResult) -> None:
-        """A guided request verifies in each step until it ends, so only the latest step counts."""
+        """Keep the step: a guided request verifies in each until it ends, so the latest counts."""
         self._arriving = {
             request: (result, b)
             for b, request in enumerate(work.requests)
@@ -129,10 +129,10 @@ class Early:
     """Runs functions, one at a time, while the caller goes on."""
 
     def __init__(self) -> None:
-        self._pid = -1  # a fork leaves the thread behind
+        self._pid = -1  # a fork leaves the thread out
 
     def begin(self, function: Callable[[], RowMasks]) -> Callable[[], RowMasks]:
-        """What waits for the function's result."""
+        """Begin a call; return what waits for its result."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="specdec-early-masks")
@@ -140,7 +140,7 @@ class Early:
 
 
 def row_masks(threads: MaskThreads, slots: Sequence[GuidedSlot]) -> RowMasks:
-    """Of the slots' rows, as far as their walks go. Waits for the drafts."""
+    """Compute the masks of the slots' rows, as far as their walks go. Waits for the drafts."""
     walks, rows = zip(
         *(each for slot in slots for path in slot.paths() for each in path.walks()), strict=True
     )

@@ -1,1 +1,1 @@
-"""What a caller asks for and gets. No torch."""
+"""A caller's requests and what they get. No torch."""

@@ -1,4 +1,4 @@
-"""What a caller gave as one thing or several, as lists of equal length. ValueError names it."""
+"""Lists of equal length from one thing or several, as a caller gave them. ValueError names it."""
 
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -10,7 +10,7 @@ from specdec.requests.params import SamplingParams
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Integers are one prompt's token ids. What each prompt holds is checked by Intake."""
+    """Wrap a single prompt; integers are its token ids. Intake checks what each prompt holds."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     wanted = "text, a list of token ids, or a list of these"
@@ -27,7 +27,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    """A list that begins with a list is several conversations; each is checked when encoded."""
+    """Wrap a single conversation (a list of lists is several); each is checked when encoded."""
     if isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple):
         return list(cast(Sequence[Conversation], messages))
     return [cast(Conversation, messages)]
@@ -36,7 +36,7 @@ def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Co
 def as_params(
     sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> list[SamplingParams]:
-    """One for each prompt; each is checked with its request."""
+    """Give each prompt its parameters, which are checked with its request."""
     if sampling_params is None:
         return [SamplingParams()] * count
     if isinstance(sampling_params, SamplingParams):
@@ -50,7 +50,7 @@ def as_params(
 
 
 def as_priorities(priority: Sequence[int] | None, count: int) -> list[int]:
-    """One for each prompt; 0 if none is given."""
+    """Give each prompt its priority; 0 if none is given."""
     if priority is None:
         return [0] * count
     wanted = f"a list of {count} integers, one for each prompt, or None"
@@ -61,7 +61,7 @@ def as_priorities(priority: Sequence[int] | None, count: int) -> list[int]:
 
 
 def refuse_lora(lora_request: object) -> None:
-    """ValueError for anything but None."""
+    """Refuse anything but None, by ValueError."""
     if lora_request is not None:
         advice = "LoRA is not supported; merge the adapter into the target's weights"
         raise ValueError(f"lora_request={lora_request!r}: {advice}")

@@ -1,4 +1,4 @@
-"""JSON that a client wrote. Its values are counted before they are made.
+"""JSON from a client, whose values are counted before they are made.
 
 Making millions of small lists takes seconds, most of them in the garbage collector, and json.loads
 keeps the interpreter for its whole run. So the numbers of values, strings, lists and objects are
@@ -24,11 +24,11 @@ SIGNS = {
 
 
 class JsonSizeError(ValueError):
-    """What a text has too much of."""
+    """Names what a text has too much of."""
 
 
 def loads(data: bytes | str, allows_nan: bool = False) -> object:
-    """The value of a text in UTF-8; ValueError for what is no JSON, JsonSizeError for too much."""
+    """Read a text in UTF-8; ValueError for invalid JSON, JsonSizeError for too much of it."""
     _check_counts(data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data)
     text = data if isinstance(data, str) else data.decode("utf-8-sig")
     try:
@@ -40,7 +40,7 @@ def loads(data: bytes | str, allows_nan: bool = False) -> object:
 
 
 def _check_counts(data: bytes) -> None:
-    """Signs within strings count too where that is not too many, for it takes no copy."""
+    """Count signs, within strings too where that is not too many, for it takes no copy."""
     if _surplus(data):
         data = _without_strings(data)
         surplus = _surplus(data)
@@ -50,7 +50,7 @@ def _check_counts(data: bytes) -> None:
 
 
 def _surplus(data: bytes) -> str | None:
-    """The name of the first kind of which there is too much."""
+    """Name the first kind of which there is too much."""
     return next(
         (
             name
@@ -62,7 +62,7 @@ def _surplus(data: bytes) -> str | None:
 
 
 def _without_strings(data: bytes) -> bytes:
-    """Empty strings in place of all others."""
+    """Replace all strings by empty ones."""
     data = _without_escapes(data)
     _check_strings(data)
     return b'""'.join(data.split(b'"')[::2])
@@ -80,7 +80,7 @@ def _without_escapes(data: bytes) -> bytes:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """No garbage collection: JSON has no cycles, and each collection would walk all of it."""
+    """Stop garbage collection: JSON has no cycles, and each collection would walk all of it."""
     is_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,6 +1,6 @@
 """How a conversation becomes text: the template and what it is given. Names are vLLM's.
 
-Messages are checked here; what a template does with them, template_worker.py says.
+Messages are checked here; template_worker.py says what a template does with them.
 """
 
 import os
@@ -64,7 +64,7 @@ class ChatFormat:
         _check_variables(self.chat_template_kwargs)
 
     def template_text(self) -> str | None:
-        """The given template: a file's text, if it names one."""
+        """Return the given template: a file's text, if it names one."""
         given = self.chat_template
         if given is None or (isinstance(given, str) and any(sign in given for sign in "{}\n")):
             return None if given is None else str(given)
@@ -79,7 +79,7 @@ class ChatFormat:
             raise ValueError(f"chat_template={str(given)!r}: cannot be read: {error}") from error
 
     def variables(self, messages: Conversation) -> dict[str, object]:
-        """What the template is given. ValueError for what is no conversation."""
+        """Return what the template is given. ValueError for what is no conversation."""
         return {
             "messages": _checked_messages(messages),
             "tools": self.tools,
@@ -89,7 +89,7 @@ class ChatFormat:
         }
 
     def ended(self, text: str, messages: Conversation) -> str:
-        """The rendered text; with continue_final_message up to the end of the last message."""
+        """End the rendered text; with continue_final_message at the end of the last message."""
         if not self.continue_final_message:
             return text
         last = _last_text(messages[-1].get("content"))
@@ -121,7 +121,7 @@ def _checked_messages(messages: object) -> list[dict[str, object]]:
 
 
 def _is_content(content: object) -> bool:
-    """Text, or parts of text: a picture or a sound cannot be read."""
+    """Whether a content is text, or parts of text: a picture or a sound cannot be read."""
     if isinstance(content, str):
         return True
     return isinstance(content, list | tuple) and all(map(_is_part, content))
@@ -135,7 +135,7 @@ def _is_part(part: object) -> bool:
 
 
 def _texts(content: object) -> list[str]:
-    """Of a content that _is_content has seen."""
+    """List the texts of a content that _is_content has checked."""
     if isinstance(content, str):
         return [content]
     assert isinstance(content, list | tuple), type(content)
@@ -147,8 +147,8 @@ def _last_text(content: object) -> str:
 
 
 def _as_templates_read(message: Message) -> dict[str, object]:
-    """Without keys whose value is None but the content, the reasoning under each name that
-    templates read, and arguments of tool calls in both forms.
+    """Drop keys whose value is None, except the content, and add what templates read: the reasoning
+    under each of its names, and arguments of tool calls in both forms.
     """
     kept = {key: value for key, value in message.items() if value is not None}
     kept.setdefault("content", None)
@@ -161,14 +161,14 @@ def _as_templates_read(message: Message) -> dict[str, object]:
 
 
 def _with_objects(calls: object) -> object:
-    """OpenAI sends arguments as JSON text; most templates write them as JSON themselves."""
+    """Add objects to calls: most templates write arguments as JSON, which OpenAI sends as text."""
     if not isinstance(calls, list | tuple):
         raise ValueError(f"tool_calls={calls!r}: give a list of calls")
     return [_with_object(call) for call in calls]
 
 
 def _with_object(call: object) -> object:
-    """The arguments in both forms, of which template_worker.py takes one."""
+    """Give a call its arguments in both forms, of which template_worker.py takes one."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         raise ValueError(f'a tool call is {call!r}: give {{"function": {{"name": ..., ...}}}}')
@@ -184,7 +184,7 @@ def _with_object(call: object) -> object:
 
 
 def arguments_object(arguments: str) -> dict[str, object]:
-    """Of a call. A model that wrote no JSON object gets back what it wrote, under one key."""
+    """Read a call's arguments. If a model wrote no JSON object, its text returns under one key."""
     try:
         found = bounded_json.loads(arguments or "{}", allows_nan=True)
     except ValueError:

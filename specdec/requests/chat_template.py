@@ -22,7 +22,7 @@ SCRIPT = Path(worker.__file__).resolve()
 
 
 def check_template(template: str | None) -> None:
-    """ValueError for invalid Jinja. None, for the tokenizer's own, is valid."""
+    """Raise ValueError for invalid Jinja. None, for the tokenizer's own template, is valid."""
     if template is None:
         return
     process = TemplateProcess()
@@ -45,7 +45,7 @@ class TemplateProcess:
     def render(
         self, template: str, variables: Mapping[str, object] | None, content_format: str = "auto"
     ) -> str:
-        """What the template writes; ValueError for its errors, and for too much time or memory.
+        """Render a template; ValueError for its errors, and for too much time or memory.
 
         variables: None to compile it only.
         """
@@ -71,7 +71,7 @@ class TemplateProcess:
         return text
 
     def _running(self) -> subprocess.Popen[bytes]:
-        """The process. After a fork poll() says that the parent's has ended, so another starts."""
+        """Return the process; after a fork poll() calls the parent's ended, so another starts."""
         if self._process is not None and self._process.poll() is not None:
             self._end()
         if self._process is None:
@@ -86,7 +86,7 @@ class TemplateProcess:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """A bare Python with this one's module path, in a process group that Ctrl-C does not reach."""
+    """Start a bare Python with this one's module path, in a process group that Ctrl-C spares."""
     return subprocess.Popen(
         [sys.executable, "-S", "-P", str(SCRIPT)],
         stdin=subprocess.PIPE,

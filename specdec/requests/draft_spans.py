@@ -1,8 +1,8 @@
-"""What was drafted and what became of it, round by round.
+"""The drafts of a sample and what became of them, round by round.
 
 A round is its accepted drafts, then the rejected ones, then the target's own token: recovered after
-a rejection, else bonus. Of a tree, what was beside an accepted token comes before it, a span for
-each leaf. Without the rejected drafts the spans are exactly the text and its tokens.
+a rejection, else bonus. In a tree, nodes beside an accepted token come before it, a span for each
+leaf. Without the rejected drafts the spans are exactly the text and its tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,8 @@ class DraftSpans:
     def new(
         self, completion: CompletionOutput, records: Sequence[RoundRecord], is_over: bool
     ) -> list[DraftRound]:
-        """The rounds since the last call, once their text is certain; all of them if is_over.
+        """Return the rounds since the last call, once their text is certain; all of them if
+        is_over.
 
         completion, records: the whole sample so far
         """
@@ -122,7 +123,6 @@ class DraftSpans:
         return whole[len(known) :] if whole.startswith(known) else self._tokenizer.decode(tokens)
 
     def _cut(self, spans: list[Span], text: str) -> Iterator[Span]:
-        """End where the text ends: without a stop string or token."""
         for span in spans:
             if span.kind == "rejected":
                 yield span
@@ -133,7 +133,7 @@ class DraftSpans:
 
 
 def _branches(record: RoundRecord, row: int, token: int) -> Iterator[list[int]]:
-    """The tokens to each leaf under a row of a tree, but for those under its child `token`."""
+    """Yield the tokens to each leaf under a row of a tree, except those under its child `token`."""
     for path in leaf_paths(record.parents, len(record.parents)):
         if row in path[:-1]:
             tokens = [record.draft_tokens[each - 1] for each in path[path.index(row) + 1 :]]

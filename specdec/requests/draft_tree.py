@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Of all rows: 0 for the root, 1 for its children."""
+    """List the depth of all rows: 0 for the root, 1 for its children."""
     found = [0]
     for parent in parents:
         found.append(found[parent] + 1)
@@ -15,7 +15,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def leaf_paths(parents: Sequence[int], num_levels: int) -> list[list[int]]:
-    """The rows from the root to each node without children; deeper levels are left out."""
+    """List the rows from the root to each node without children; deeper levels are left out."""
     depth_of = depths(parents)
     inside = [row for row, depth in enumerate(depth_of) if depth <= num_levels]
     inner = {parents[row - 1] for row in inside if row > 0}
@@ -23,7 +23,7 @@ def leaf_paths(parents: Sequence[int], num_levels: int) -> list[list[int]]:
 
 
 def path_to(row: int, parents: Sequence[int]) -> list[int]:
-    """The rows from the root to this one."""
+    """List the rows from the root to this one."""
     path = [row]
     while path[0] > 0:
         path.insert(0, parents[path[0] - 1])
@@ -31,7 +31,7 @@ def path_to(row: int, parents: Sequence[int]) -> list[int]:
 
 
 def first_children(parents: Sequence[int]) -> list[int]:
-    """The rows of the chain in a tree: from the root on the first child of each.
+    """List the rows of the chain in a tree: from the root on the first child of each.
 
     parents: of nodes, of siblings the draft's best token first
     """

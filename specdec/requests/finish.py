@@ -47,7 +47,7 @@ def find_finish(
 
 
 def num_certain_chars(rules: FinishRules, text: str) -> int:
-    """Characters of a running request's text that no stop string can still remove."""
+    """Count the characters of a running request's text that no stop string can still remove."""
     if rules.include_stop_str_in_output:
         return len(text)
     longest = max((len(stop) for stop in rules.stop_strings), default=1)
@@ -76,7 +76,7 @@ def _finish_at(
 def _stop_string(
     rules: FinishRules, text: str, ends: Sequence[int], index: int
 ) -> tuple[int, str] | None:
-    """Where a stop string that this token completed cuts the text: the earliest, then longest."""
+    """Find where a stop string that this token completed cuts: the earliest, then longest."""
     before = ends[index - 1] if index else 0
     found = []
     for stop in rules.stop_strings:

@@ -19,7 +19,7 @@ FIELDS = {
 
 
 def recommended_params(directory: Path) -> SamplingParams:
-    """What the file says, else the defaults; CheckpointError if it is invalid."""
+    """Read the file's sampling, else the defaults; CheckpointError if it is invalid."""
     file = directory / "generation_config.json"
     problems = Problems(directory)
     given = read_json_object(file, problems) if file.is_file() else {}

@@ -1,4 +1,4 @@
-"""What holds a request's text to a grammar, as the rest of the engine sees it.
+"""The protocol of grammars that hold a request's text, as the rest of the engine sees it.
 
 guided/grammars.py has the only implementation; here nothing depends on its package.
 """
@@ -10,18 +10,18 @@ from specdec.requests.structured_outputs import StructuredOutputsParams
 
 
 class Walker(Protocol):
-    """What can find the masks of a walk, or of a part of it."""
+    """Finds the masks of a walk, or of a part of it."""
 
     @property
     def lock(self) -> object:
-        """What some walkers have in common: one of them waits for the other."""
+        """Return what some walkers share: one of them waits for the other."""
 
     @property
     def walk_seconds(self) -> float:
-        """What its latest walk took, of a processor."""
+        """Return the processor time of its latest walk."""
 
     def masks(self, drafts: Sequence[int]) -> list[bytes]:
-        """Which tokens may follow: here, and after each draft up to the first that may not.
+        """List the tokens that may follow: here, and after each draft up to the first that may not.
 
         One bit for each id, the lowest bit of a byte first, in whole 32-bit words.
         """
@@ -41,13 +41,13 @@ class Guide(Walker, Protocol):
     """Stands after the tokens that a request has generated."""
 
     def copy(self) -> "Guide":
-        """Another one at the same place."""
+        """Copy the guide at its position."""
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Go on by generated tokens, which its masks have allowed."""
 
     def parts(self, first: int, end: int) -> Sequence[Part]:
-        """How several threads may share the rows of a walk from `first` up to `end`."""
+        """Split the rows of a walk from `first` up to `end` among threads."""
 
     @property
     def is_given_up(self) -> bool:
@@ -59,25 +59,25 @@ class Guide(Walker, Protocol):
 
     @property
     def error(self) -> str:
-        """The limit that its masks have met; empty if none."""
+        """Name the limit that its masks have met; empty if none."""
 
 
 class Compiler(Protocol):
-    """What compiles grammars, over one tokenizer."""
+    """Compiles grammars, over one tokenizer."""
 
     def compile(self, kind: str, text: str) -> Guide:
-        """A guide before the first token; ValueError with the compiler's message."""
+        """Make a guide before the first token; ValueError with the compiler's message."""
 
     @property
     def num_alive(self) -> int:
-        """Grammars that something still needs."""
+        """Count grammars that are still needed."""
 
 
 class GuideSource(Protocol):
-    """What turns grammars into guides. Any thread may call it."""
+    """Turns grammars into guides. Any thread may call it."""
 
     def compile(self, params: StructuredOutputsParams) -> Guide:
-        """A guide before the first token; ValueError with the compiler's message."""
+        """Make a guide before the first token; ValueError with the compiler's message."""
 
     def check(self, params: StructuredOutputsParams) -> None:
         """Compile it for a server; GrammarsBusyError while it takes no new ones."""

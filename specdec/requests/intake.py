@@ -1,4 +1,4 @@
-"""A caller's prompt and parameters to requests: tokens, limits, seeds, checks against the sizes."""
+"""Makes requests of a caller's prompt and parameters: tokens, limits, seeds, checks of sizes."""
 
 import random
 import time
@@ -23,17 +23,17 @@ class ArrayLike(Protocol):
     """An array of numpy or a tensor of torch."""
 
     def tolist(self) -> Any:
-        """Its numbers in lists."""
+        pass
 
 
 class TextPrompt(TypedDict):
-    """As in vLLM."""
+    """A prompt as text; vLLM's form."""
 
     prompt: str
 
 
 class TokensPrompt(TypedDict):
-    """As in vLLM. prompt: the text that the ids stand for, which the output repeats."""
+    """A prompt as token ids; vLLM's form. prompt: their text, which the output repeats."""
 
     prompt_token_ids: Sequence[int] | ArrayLike
     prompt: NotRequired[str]
@@ -89,7 +89,7 @@ class Intake:
         self._num_requests = self._num_samples = 0
 
     def samples(self, new: NewRequest) -> list[Request]:
-        """The n samples of a request, without seeds. ValueError says what is wrong with it."""
+        """Make the n samples of a request, without seeds. ValueError says what is wrong with it."""
         if not isinstance(new.params, SamplingParams):
             raise ValueError(f"sampling_params={new.params!r}: give SamplingParams")
         params = new.params
@@ -106,7 +106,7 @@ class Intake:
         return samples
 
     def draw_seed(self, samples: Sequence[Request]) -> None:
-        """For a request that is accepted: one that is refused changes no other's seed."""
+        """Draw the seed of a request that is accepted: a refused one changes no other's seed."""
         first = samples[0].params.seed
         if first is None:
             first = self._seeds.getrandbits(64)
@@ -115,20 +115,20 @@ class Intake:
             sample.sampling = replace(sample.sampling, seed=seed)
 
     def guide(self, params: SamplingParams) -> Guide | None:
-        """Compile the grammar, if there is one. Any thread may call it; what it made is kept."""
+        """Compile the grammar, if there is one, and keep it. Any thread may call it."""
         if params.structured_outputs is None:
             return None
         assert self.guides is not None, "no compiler of grammars"
         return self.guides.compile(StructuredOutputsParams.of(params.structured_outputs))
 
     def check_guide(self, params: SamplingParams) -> None:
-        """The same for a server, before it queues a request; GrammarsBusyError: later, maybe."""
+        """Check it before a server queues the request; GrammarsBusyError: it may come later."""
         if params.structured_outputs is not None:
             assert self.guides is not None, "no compiler of grammars"
             self.guides.check(StructuredOutputsParams.of(params.structured_outputs))
 
     def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """Text and token ids of a prompt; no text if ids alone are given."""
+        """Read the text and token ids of a prompt; no text if ids alone are given."""
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
         if not isinstance(prompt, Mapping):
@@ -197,7 +197,7 @@ class Intake:
         )
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """Ids of each bad word at the start of a text and, if as many tokens, after a space."""
+        """List the ids of each bad word at the start of a text and, if as many, after a space."""
         found: list[list[int]] = []
         for word in params.bad_words or ():
             try:
@@ -253,20 +253,20 @@ class Intake:
 
 
 def from_array(value: object) -> object:
-    """An array or tensor as lists of Python's numbers, by its own `tolist`; the rest as it is."""
+    """Turn an array or tensor into lists of Python's numbers by its `tolist`; keep the rest."""
     tolist = getattr(value, "tolist", None)
     return tolist() if callable(tolist) and not isinstance(value, memoryview) else value
 
 
 def _copy(prompt: Any) -> Any:
-    """What the caller can no longer change; an array as lists."""
+    """Copy what the caller could still change; an array becomes lists."""
     if isinstance(prompt, Mapping):
         return {name: _copy(value) for name, value in prompt.items()}
     return list(prompt) if isinstance(prompt, list) else from_array(prompt)
 
 
 def _as_ids(prompt: object) -> list[int]:
-    """Integers of any type. Reject floats, numeric strings and booleans."""
+    """Take integers of any type. Reject floats, numeric strings and booleans."""
     wanted = "text or a list of token ids"
     if isinstance(prompt, Iterator):  # can be read only once
         raise ValueError(f"prompt={prompt!r}: give {wanted}")

@@ -1,9 +1,9 @@
 """JSON schemas as the compiler of grammars has to get them, checked for what it does not see.
 
-A text by a schema that refers to itself and never ends in a value would end with max_tokens only.
-An unknown `format` is an annotation, as the standard says. `x-guidance`, the compiler's own
-keyword, may choose blanks and escapes, and nothing that makes a text no JSON or ignores a part of
-the schema.
+If a schema refers to itself and never ends in a value, its texts would end with max_tokens only. An
+unknown `format` is an annotation, as the standard says. `x-guidance`, the compiler's own keyword,
+may choose blanks and escapes, and nothing that makes a text invalid JSON or ignores a part of the
+schema.
 """
 
 import json
@@ -47,7 +47,7 @@ class SchemaError(ValueError):
 
 
 def prepared_text(text: str) -> str:
-    """`prepared` for a schema as text; what is no JSON object is left to the compiler."""
+    """Prepare a schema given as text; the compiler refuses what is no JSON object."""
     try:
         schema = json.loads(text)
         found = prepared(schema) if isinstance(schema, dict) else schema
@@ -59,7 +59,7 @@ def prepared_text(text: str) -> str:
 
 
 def prepared(schema: Mapping[str, Any]) -> Schema:
-    """A schema without unknown formats. SchemaError if it never ends or its x-guidance is wide."""
+    """Drop unknown formats. SchemaError if the schema never ends or its x-guidance is wide."""
     root: Schema = dict(schema)
     _check_guidance(root.get(GUIDANCE))
     found = Subschemas(root)
@@ -86,7 +86,7 @@ def _note(name: str) -> None:
 
 
 def _without_formats(value: Any, unknown: Mapping[int, str]) -> Any:
-    """A copy, with the other values of the same objects."""
+    """Copy a value without unknown formats, and with the other values of the same objects."""
     if isinstance(value, dict):
         return {
             key: _without_formats(each, unknown)
@@ -128,7 +128,7 @@ class Node:
 
 
 class Subschemas:
-    """All subschemas of a schema, itself and those that only a $ref names included."""
+    """All subschemas of a schema: itself, and those that only a $ref names, too."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
@@ -148,7 +148,7 @@ class Subschemas:
 
     @property
     def have_an_end(self) -> bool:
-        """Whether there is a value of finite size, as far as references decide it."""
+        """Whether a value of finite size exists, as far as references decide it."""
         if not self._targets:
             return True
         nodes = {number: Node(1) for number in self._known}
@@ -177,7 +177,7 @@ class Subschemas:
             waiting += ((each, base) for each in _children(schema))
 
     def _target(self, document: str, fragment: str) -> Any:
-        """What a reference names; True, which allows anything, if that is not here."""
+        """Find what a reference names; True, which allows anything, if that is not here."""
         if fragment and not fragment.startswith("/"):
             return self._named.get(f"{document}#{fragment}", True)
         found = self._named.get(document, True)
@@ -192,7 +192,7 @@ class Subschemas:
         return found
 
     def _link(self, schema: Schema, nodes: Mapping[int, Node]) -> list[Node]:
-        """Make the node of a schema wait for its needs; those that wait for nothing."""
+        """Make the node of a schema wait for its needs; return the nodes that wait for nothing."""
         node = nodes[id(schema)]
         done: list[Node] = []
         needs: list[Any] = [*self._needs(schema)]
@@ -239,7 +239,7 @@ def _needs_of_type(schema: Schema, kind: object) -> list[Any]:
 
 
 def _required(schema: Schema) -> Iterator[Any]:
-    """What each value that an object must have is."""
+    """Yield the schema of each value that an object must have."""
     properties = schema.get("properties")
     properties = properties if isinstance(properties, dict) else {}
     others = True if "patternProperties" in schema else schema.get("additionalProperties", True)

@@ -31,7 +31,7 @@ class Progress:
     def update(self, changed: Iterable[Request], is_broken_off: bool = False) -> None:
         """Count the requests that a step ended; requests of other callers do not count.
 
-        An abort is an end that is not shown, and so is one by a step that was interrupted.
+        An abort is not shown as an end, nor is the end by a step that was interrupted.
         """
         for request in changed:
             if request.is_finished and request.request_id in self._running:

@@ -1,4 +1,4 @@
-"""What is written to a request's state row (stepping/state.py) at its start, in host numbers."""
+"""The values of a request's state row (stepping/state.py) at its start, in host numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

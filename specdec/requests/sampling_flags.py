@@ -1,4 +1,4 @@
-"""Which parts of sampling the requests of a step need; the host knows, so other parts are skipped.
+"""The parts of sampling that the requests of a step need; the host knows, so others are skipped.
 
 A row does not depend on its neighbours: rows that do not use a part are left unchanged by it.
 """
@@ -27,8 +27,8 @@ class SamplingFlags(NamedTuple):
 
     @staticmethod
     def of_all(parts: "Iterable[SamplingFlags]") -> "SamplingFlags":
-        """What any of the parts needs."""
-        return reduce(SamplingFlags.__or__, set(parts), GREEDY)  # most are alike
+        """Combine what the parts need."""
+        return reduce(SamplingFlags.__or__, set(parts), GREEDY)  # most are equal
 
 
 GREEDY = SamplingFlags()

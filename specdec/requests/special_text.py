@@ -21,7 +21,7 @@ class MarkedText:
 
     @staticmethod
     def of(rendered: str) -> "MarkedText":
-        """A text with marks."""
+        """Split off the marks of a rendered text."""
         *pieces, last = rendered.split(MARK)
         return MarkedText("".join([*pieces, last]), list(accumulate(map(len, pieces))))
 
@@ -32,7 +32,7 @@ class MarkedText:
 
 
 class SpecialMarks:
-    """tokens: the special ones' texts. One of a single character is none that could be marked."""
+    """tokens: texts of special tokens. A single character has no room for a mark."""
 
     def __init__(self, tokens: Collection[str]) -> None:
         longest_first = sorted((each for each in tokens if len(each) > 1), key=len, reverse=True)
@@ -41,7 +41,7 @@ class SpecialMarks:
         self._most = max(map(len, longest_first), default=1)
 
     def put(self, value: object) -> object:
-        """A value of a conversation with a mark within each special token of its texts."""
+        """Put a mark within each special token in the texts of a conversation's value."""
         match value:
             case str():
                 return "".join(self._marked(value.replace(MARK, "")))
@@ -52,7 +52,7 @@ class SpecialMarks:
         return value
 
     def _marked(self, text: str) -> Iterator[str]:
-        """In pieces. A mark follows a text that ends as a token begins: another may end it."""
+        """Mark a text in pieces; its end, too, where a token begins that another text may end."""
         start = 0
         while found := self._pattern.search(text, start):
             yield text[start : found.start() + 1] + MARK

@@ -61,11 +61,11 @@ class RoundRecord:
 
     @property
     def num_levels(self) -> int:
-        """Drafts on the longest path: all of a chain."""
+        """Count the drafts on the longest path: all of a chain."""
         return _num_levels(self.draft_tokens, self.parents)
 
     def child(self, row: int, token: int) -> int:
-        """The row of a tree under another one that has this token, which must be there."""
+        """Find the row of a tree under another one that has this token, which must be there."""
         rows = enumerate(zip(self.parents, self.draft_tokens, strict=True), start=1)
         return next(i for i, node in rows if node == (row, token))
 
@@ -199,7 +199,7 @@ class RequestStats(SpeculationStats):
     """A request's rounds and times. Times are seconds of the host's monotonic clock."""
 
     num_prompt_tokens: int = 0
-    num_generated_tokens: int = 0  # emitted, after trimming
+    num_generated_tokens: int = 0  # in the output, after trimming
     num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
     num_preemptions: int = 0  # times it lost its blocks and computed its tokens again
     arrival_time: float = 0.0

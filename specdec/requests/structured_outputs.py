@@ -41,7 +41,7 @@ class StructuredOutputsParams:
 
     @staticmethod
     def of(value: object) -> "StructuredOutputsParams":
-        """From a dict, or as it is."""
+        """Make one from a dict; return others as they are."""
         if isinstance(value, StructuredOutputsParams):
             return value
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
@@ -52,7 +52,7 @@ class StructuredOutputsParams:
         return StructuredOutputsParams(**value)
 
     def source(self) -> tuple[str, str]:
-        """The kind of grammar ("json", "regex" or "lark") and its text."""
+        """Return the kind of grammar ("json", "regex" or "lark") and its text."""
         if self.regex is not None:
             return "regex", self.regex
         if self.grammar is not None:

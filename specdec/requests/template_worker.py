@@ -63,7 +63,7 @@ def _limit() -> None:
 
 
 def answer(request: bytes) -> bytes:
-    """The text, or why the template did not write it."""
+    """Answer with the text, or why the template did not write it."""
     try:
         return WRITTEN + render(**json.loads(request))
     except MemoryError:
@@ -76,7 +76,7 @@ def answer(request: bytes) -> bytes:
 def render(
     template: str, variables: dict[str, object] | None, content_format: str = "auto"
 ) -> bytes:
-    """The text that a template writes; ValueError for more than TEXT_BYTES of it."""
+    """Render the text of a template; ValueError for more than TEXT_BYTES of it."""
     compiled = _compiled(template)
     if variables is None:
         return b""
@@ -113,7 +113,7 @@ def _with_contents(
     messages: list[dict[str, object]],
     content_format: str,
 ) -> bytes:
-    """The text, with each content in the first of its forms that the template can read."""
+    """Render with each content in the first of its forms that the template can read."""
     forms = [_forms(each["content"], content_format) for each in messages]
     given = [each | {"content": next(form)} for each, form in zip(messages, forms, strict=True)]
     while True:
@@ -135,8 +135,8 @@ def _with_contents(
 
 
 def _forms(content: Any, content_format: str) -> Iterator[object]:
-    """A text stays one, unless its elements are taken for parts. Parts become a text, unless each
-    is read. The last form is what was given.
+    """List the forms of a content. A text stays one, unless its elements are taken for parts. Parts
+    become a text, unless each is read. The last form is what was given.
     """
     if content is None:
         yield Null()
@@ -308,7 +308,7 @@ class Arguments(dict[str, object]):
 
 
 def _with_calls(messages: list[dict[str, Any]], are_texts: bool) -> list[dict[str, Any]]:
-    """Messages whose calls have their arguments as objects, or as JSON texts."""
+    """Give messages' calls their arguments as objects, or as JSON texts."""
     return [
         each | {"tool_calls": [_with_arguments(call, are_texts) for call in calls]}
         if (calls := each.get("tool_calls"))
@@ -318,7 +318,7 @@ def _with_calls(messages: list[dict[str, Any]], are_texts: bool) -> list[dict[st
 
 
 def _with_arguments(call: dict[str, Any], are_texts: bool) -> dict[str, Any]:
-    """OpenAI's clients send a text, callers in Python may give an object alone."""
+    """Fill in the other form: OpenAI's clients send a text, Python callers may give an object."""
     forms = call["function"].get("arguments")
     if not isinstance(forms, dict):
         return call
@@ -334,7 +334,7 @@ def _compiled(template: str) -> Template:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """The dialect in which chat templates are written, that of transformers."""
+    """Build the dialect in which chat templates are written, that of transformers."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
     )
@@ -412,7 +412,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without the HTML escapes of jinja2's own."""
+    """Write JSON without the HTML escapes of jinja2's own."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -16,7 +16,7 @@ HEX = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
 
 
 def decoding_steps(fast: Any) -> list[Step] | None:
-    """What the decoder of a tokenizer of tokenizers does to a name; None where that is unknown."""
+    """Return what a tokenizer's decoder does to a name, in steps; None where that is unknown."""
     if fast is None or fast.decoder is None:
         return None
     form = json.loads(fast.decoder.__getstate__())
@@ -34,13 +34,13 @@ def _step(form: dict[str, Any]) -> Step | None:
             return lambda name: name.replace(old.encode(), new.encode())
         case {"type": "Metaspace", "replacement": str(sign)}:
             return lambda name: name.replace(sign.encode(), b" ")
-        case {"type": "Fuse" | "Strip"}:  # of whole texts
+        case {"type": "Fuse" | "Strip"}:  # they change whole texts only
             return lambda name: name
     return None
 
 
 def _from_byte_level(name: bytes) -> bytes:
-    """One byte for each character; a name with others stands for itself, as in tokenizers."""
+    """Map each character to a byte; a name with others stands for itself, as in tokenizers."""
     text = name.decode("utf-8", "replace")
     return bytes(BYTES[char] for char in text) if BYTES.keys() >= set(text) else name
 
@@ -51,7 +51,7 @@ def _from_hex(name: bytes) -> bytes:
 
 
 def _byte_level() -> dict[str, int]:
-    """GPT-2's characters for bytes: a printable one is itself, the others follow 255 in order."""
+    """List GPT-2's characters for bytes: printable ones stay, the others follow 255 in order."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {

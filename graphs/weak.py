@@ -24,7 +24,7 @@ def weak_view(tensor: Tensor) -> Tensor:
 
 
 def plain_view(tensor: Tensor) -> Tensor:
-    """The same memory, owned, in a tensor without a base for torch.compile to put guards on."""
+    """View and keep the memory in a tensor without a base for torch.compile to put guards on."""
     return _over(tensor.untyped_storage(), tensor)
 
 

@@ -91,7 +91,7 @@ def _num_shards(name: str, big: Shape) -> int:
 
 
 def _num_bytes(small: Mapping[str, Model], big: Shape, dtype: str) -> int:
-    """Of all tensors, counted on tensors without data."""
+    """Count the bytes of all tensors, on tensors without data."""
     meta = torch.device("meta")
     widener = Widener(_small_shape(small), big, getattr(torch, dtype), meta)
     total = 0

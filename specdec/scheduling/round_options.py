@@ -127,7 +127,7 @@ class Riding:
     tokens: float = 1.0
 
     def share_beside(self, tokens: Floats) -> Floats:
-        """Of steps with so many tokens, those with prompts: each token brings one by chance."""
+        """Share of steps of `tokens` tokens that have prompts: each token brings one by chance."""
         return np.asarray(1 - (1 - self.share) ** (tokens / self.tokens))
 
     def rows_beside(self, tokens: Floats) -> Floats:
@@ -218,7 +218,7 @@ def round_options(
 def tree_ms(
     costs: RoundCosts, num_requests: int, curves: GainCurves, num_prompt_rows: int
 ) -> float:
-    """Of a round of trees whose drafts stop as the chains of these curves do.
+    """Price a round of trees whose drafts stop as the chains of these curves do.
 
     num_prompt_rows: that ride in it
     """
@@ -277,7 +277,7 @@ def filling_options(
 
 
 def _mean_mixed_ms(costs: RoundCosts, num_rows: Floats) -> Floats:
-    """Of steps with prompts whose rows vary around so many and fill the measured sizes."""
+    """Average steps with prompts whose rows vary around num_rows and fill the measured sizes."""
     rows, ms = np.array(costs.mixed or costs.verify).T
     inside = np.interp(num_rows, rows, ms)
     return np.asarray(np.where(num_rows > rows[-1], ms[-1] * num_rows / rows[-1], inside))

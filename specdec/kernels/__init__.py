@@ -89,10 +89,10 @@ if HAS_TRITON:
             COMPILING.discard(get_ident())
 
     class Kernel(Launches, triton.JITFunction):  # type: ignore[misc]
-        """A kernel in Triton."""
+        pass
 
     class GluonKernel(Launches, GluonJITFunction):  # type: ignore[misc]
-        """A kernel in Gluon, Triton's lower layer: layouts, barriers and warps are its own."""
+        """A kernel in Gluon, Triton's lower layer, with its own layouts, barriers and warps."""
 
 else:
     triton, TensorDescriptor, GluonDescriptor = None, None, None
@@ -102,7 +102,7 @@ else:
     hopper, barrier = None, None
 
     def constexpr_function(function):
-        """What kernels call as they are compiled."""
+        """Leave the function for kernels to call as they are compiled."""
         return function
 
 
@@ -140,12 +140,12 @@ def use_triton(tensor: Tensor) -> bool:
 
 
 def pick(tensor: Tensor, launch: Callable[P, R], twin: Callable[P, R]) -> Callable[P, R]:
-    """What computes on this tensor: the launcher of a Triton kernel, or its torch twin."""
+    """Pick the launcher of a Triton kernel or its torch twin, by the tensor."""
     return launch if use_triton(tensor) else twin
 
 
 def launch_options(tensor: Tensor) -> dict[str, bool]:
-    """Whether kernels on this tensor's device overlap (overlap.py): Hopper GPUs and later do."""
+    """Return whether kernels on this device overlap (overlap.py): Hopper GPUs and later do."""
     if not tensor.is_cuda:
         return {"PDL": False}
     has_pdl = _capability(tensor.device.index or 0)[0] >= 9
@@ -164,10 +164,10 @@ def _capability(index: int) -> tuple[int, int]:
 
 @cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Count a GPU's multiprocessors: as many large programs run at a time."""
+    """Count a GPU's multiprocessors: that many large programs run at a time."""
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def next_power_of_2(n: int) -> int:
-    """The smallest power of two that is at least n."""
+    """Round up to a power of two."""
     return 1 << max(n - 1, 0).bit_length()

@@ -59,7 +59,7 @@ def _add_kernel(
 
 @jit
 def finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr):
-    """One row of an unfinished product, float32: the splits in order, then the bias."""
+    """Finish one row of an unfinished product, float32: add the splits in order, then the bias."""
     x = tl.load(parts_ptr + t * D + d, mask=d < D, other=0.0)
     for i in tl.static_range(1, SPLITS):
         x += tl.load(parts_ptr + (i * T + t) * D + d, mask=d < D, other=0.0)

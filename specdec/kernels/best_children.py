@@ -28,7 +28,7 @@ class Perturbation(NamedTuple):
 
 
 class TileChildren(NamedTuple):
-    """Of X rows and tiles of columns."""
+    """The best children of X rows, by tile of columns."""
 
     scores: Tensor  # [X, tiles, k] float32
     ids: Tensor  # [X, tiles, k] int32
@@ -149,12 +149,10 @@ def no_child():
 
 @jit
 def score_of(key):
-    """Back from `key_of`."""
     ordered = (key >> 32).to(tl.int32)
     return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @jit
 def id_of(key):
-    """Back from `key_of`, as int32."""
     return (0x7FFFFFFF - (key & 0x7FFFFFFF)).to(tl.int32)

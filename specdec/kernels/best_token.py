@@ -34,7 +34,7 @@ NO_TOKEN, NOT_FINITE = -1, -2
 
 
 class StopMask(NamedTuple):
-    """Which ids a row may not take."""
+    """The ids that a row may not take."""
 
     positions: Tensor  # [T] of the rows; a drawn token comes one later
     states: Tensor  # [T] state row of every row, -1 = padding
@@ -43,7 +43,7 @@ class StopMask(NamedTuple):
 
 
 class TileMaxima(NamedTuple):
-    """What is known of each tile of ids and each row."""
+    """The greatest score of each tile of ids and each row."""
 
     best: Tensor  # [tiles, T] float32, the greatest score
     ids: Tensor  # [tiles, T] int32, its lowest id
@@ -183,7 +183,7 @@ def _reduce(
     HAS_SUMS: tl.constexpr,
     STOP_IDS: tl.constexpr,
 ):
-    """A tile of logits to the maximum, its id and the sum of each row. outs, mask: pointers."""
+    """Reduce a tile of logits to each row's maximum, its id and the sum. outs, mask: pointers."""
     best_ptr, ids_ptr, sums_ptr = outs
     positions_ptr, states_ptr, min_positions_ptr, stop_ids_ptr, R = mask
     n = tile * logits.shape[0] + tl.arange(0, logits.shape[0])
@@ -229,7 +229,7 @@ def _write_kernel(
 
 @jit
 def lowest_best(best_ptr, ids_ptr, t, tiles, T, BLOCK: tl.constexpr):
-    """The lowest id among the greatest of one row's tiles, or a marker."""
+    """Find the lowest id among the greatest of one row's tiles, or a marker."""
     i = tl.arange(0, BLOCK)
     best = tl.load(best_ptr + i * T + t, mask=i < tiles, other=float("-inf"))
     ids = tl.load(ids_ptr + i * T + t, mask=i < tiles, other=1 << 30)
@@ -238,7 +238,7 @@ def lowest_best(best_ptr, ids_ptr, t, tiles, T, BLOCK: tl.constexpr):
 
 @jit
 def confidence(best_ptr, sums_ptr, scale, t, tiles, T, BLOCK: tl.constexpr):
-    """exp(scale x greatest score) over the sum of all; 0 for a row without a choice.
+    """Compute exp(scale x greatest score) over the sum of all; 0 for a row without a choice.
 
     sums: of exp(scale x (score - best)), by tile
     """
@@ -253,7 +253,7 @@ def confidence(best_ptr, sums_ptr, scale, t, tiles, T, BLOCK: tl.constexpr):
 
 @jit
 def id_or_marker(top, best, ids):
-    """The lowest of the ids whose score is the greatest; 1 << 30 is above all."""
+    """Find the lowest of the ids whose score is the greatest; 1 << 30 is above all."""
     lowest = tl.min(tl.where(best == top, ids, 1 << 30), axis=0)
     return tl.where(top == float("inf"), -2, tl.where(top == float("-inf"), -1, lowest))
 
@@ -269,7 +269,7 @@ def best_token_ref(x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = None
 
 
 def id_or_marker_ref(scores_TV: Tensor) -> Tensor:
-    """The lowest column of the greatest score of each row, or a marker."""
+    """Find the lowest column of the greatest score of each row, or a marker."""
     counted_TV = torch.where(scores_TV.isnan(), torch.inf, scores_TV)
     id_T = counted_TV.argmax(dim=-1)
     best_T = counted_TV.gather(1, id_T[:, None])[:, 0]
@@ -278,7 +278,7 @@ def id_or_marker_ref(scores_TV: Tensor) -> Tensor:
 
 
 def confidence_ref(scores_TV: Tensor, scale_T: Tensor) -> Tensor:
-    """The share of each row's greatest exp(scale x score), 0 for a row without a choice."""
+    """Compute the share of each row's greatest exp(scale x score), 0 for a row without a choice."""
     top_T = scores_TV.amax(dim=-1)
     powers_TV = (scale_T[:, None] * (scores_TV - top_T[:, None])).exp()
     share_T = 1 / powers_TV.sum(dim=-1)

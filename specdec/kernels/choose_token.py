@@ -40,11 +40,10 @@ class NoiseKeys(NamedTuple):
     token_ids: Tensor | None = None  # [W] target ids of the columns, None: their numbers
 
     def rows(self, first: int, end: int) -> "NoiseKeys":
-        """Those of some rows."""
         return self._rows(slice(first, end))
 
     def every(self, step: int) -> "NoiseKeys":
-        """Those of the first of every `step` rows."""
+        """Keep the first of every `step` rows."""
         return self._rows(slice(None, None, step))
 
     def _rows(self, which: slice) -> "NoiseKeys":
@@ -71,7 +70,7 @@ def choose_token(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys, out_
 def launch_choices(
     logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys, has_sums: bool = False
 ) -> TileMaxima:
-    """Of each tile of columns."""
+    """Find the best of each tile of columns."""
     T, V = logits_TV.shape
     block = 1024 if T <= FEW_ROWS else 2048
     tiles = -(-V // block)
@@ -175,7 +174,7 @@ def _choose_kernel(
 
 @jit
 def _draws(keys, tile, t, column, inside, STREAM: tl.constexpr, HAS_IDS: tl.constexpr):
-    """32 random bits of each column's token."""
+    """Draw 32 random bits for each column's token."""
     seeds_ptr, positions_ptr, epochs_ptr, token_ids_ptr = keys
     BLOCK: tl.constexpr = column.shape[0]
     WORDS: tl.constexpr = BLOCK if HAS_IDS else BLOCK // 4
@@ -202,7 +201,7 @@ def choose_token_ref(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys) 
 
 
 def noisy_ref(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys) -> Tensor:
-    """The scores [T, V], -inf below the floor."""
+    """Compute the scores [T, V], -inf below the floor."""
     noise_TV = noise_ref(noise_keys, logits_TV.shape[1])
     is_greedy_T1 = (noise_keys.temperatures == 0)[:, None]
     divisor_T1 = torch.where(is_greedy_T1, 1, noise_keys.temperatures[:, None])
@@ -213,7 +212,7 @@ def noisy_ref(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys) -> Tens
 
 
 def noise_ref(noise_keys: NoiseKeys, num_columns: int) -> Tensor:
-    """The noise [T, V] of the columns' tokens, of greedy rows too."""
+    """Compute the noise [T, V] of the columns' tokens, of greedy rows too."""
     where = (noise_keys.seeds, noise_keys.positions)
     which = (noise_keys.stream, noise_keys.epochs)
     if noise_keys.token_ids is None:

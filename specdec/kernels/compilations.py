@@ -33,7 +33,7 @@ from weights.bars import bar
 
 logger = logging.getLogger("specdec")
 
-MOST_AT_ONCE = 32  # kernels; an engine needs a few hundred, and each process has its own memory
+MOST_AT_ONCE = 32  # kernels; an engine needs a few hundred, and each process takes memory
 BAR_DELAY = 0.5  # seconds: what takes less shows no bar
 LAUNCHER = "__triton_launcher"  # the module's name of each of Triton's launchers
 
@@ -42,7 +42,7 @@ _is_expected: ContextVar[bool] = ContextVar("_is_expected", default=False)  # of
 
 @cache
 def hashing_compiler() -> Thread:
-    """A thread that hashes Triton's files, for the keys of its cache: half a second of a start.
+    """Start a thread that hashes Triton's files, for its cache's keys: half a second of a start.
 
     It holds the interpreter's lock seldom, so it may run beside other work.
     """
@@ -55,10 +55,10 @@ def hashing_compiler() -> Thread:
 def compiling_ahead(
     device: torch.device, progress: bool = True, may_fail: bool = False
 ) -> Iterator[Callable[[], None]]:
-    """Only compile what the body launches. What its kernels would have written stays as it was.
+    """Only compile what the body launches. The memory that its kernels would write stays as it was.
 
-    The body may call what it is given from time to time: launches of a kernel that is ready by then
-    are quick, others ask for it again at four times the cost.
+    The body may call the yielded function from time to time: launches of a kernel that is ready by
+    then are quick, others ask for it again at four times the cost.
     progress: show a bar, if it takes long enough to be seen
     may_fail: a kernel that does not compile or fit raises where it is launched later, not here
     """
@@ -71,7 +71,7 @@ def compiling_ahead(
                 _watch(mode.raw_futures, progress)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                mode.raw_futures.clear()  # it would wait for those that never begin
+                mode.raw_futures.clear()  # it would wait for kernels that never begin
                 raise
         first, others = by_launcher(filter(None, map(_result, mode.future_kernels.values())))
         if LAUNCHER in sys.modules:  # not the first in this process
@@ -85,7 +85,7 @@ def compiling_ahead(
 
 
 def _threads(count: int, device: torch.device, processes: CompilerProcesses) -> ThreadPoolExecutor:
-    """That wait for the processes, and load what these have compiled."""
+    """Start threads that wait for the processes, and load what these have compiled."""
 
     def begin() -> None:
         _use(device)
@@ -96,7 +96,7 @@ def _threads(count: int, device: torch.device, processes: CompilerProcesses) -> 
 
 @contextmanager
 def _mode(pool: ThreadPoolExecutor, may_fail: bool) -> Iterator[AsyncCompileMode]:
-    """Triton's own, which an error would leave in force for all later launches of the thread."""
+    """Enter Triton's own mode, which an error would leave in force for all later launches here."""
     try:
         with AsyncCompileMode(pool, ignore_errors=may_fail) as mode:
             yield mode
@@ -105,7 +105,7 @@ def _mode(pool: ThreadPoolExecutor, may_fail: bool) -> Iterator[AsyncCompileMode
 
 
 def _watch(kernels: Sequence[Future[Any]], progress: bool) -> None:
-    """Wait for all of them. Reading from Triton's cache takes less than the delay of the bar."""
+    """Wait for all kernels. Reading from Triton's cache takes less than the delay of the bar."""
     done = as_completed(kernels)
     options = {"desc": "compiling kernels", "unit": "kernel", "delay": BAR_DELAY}
     for _ in bar(done, total=len(kernels), is_wanted=progress, **options):
@@ -124,17 +124,17 @@ def _note_ready(kernels: Mapping[object, Any], may_fail: bool) -> None:
 
 
 def _result(future: Any) -> Any:
-    """The kernel; None if it did not compile, which may be."""
+    """Return the kernel; None if it did not compile and may fail."""
     return future.kernel
 
 
 def by_launcher(kernels: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """The first of each launcher, and the others.
+    """Split kernels into the first of each launcher, and the others.
 
     Kernels with parameters of the same types in C have one launcher: there a pointer is a pointer,
-    whatever it points to. Each is a module of one name, and Python loads such a module twice into
-    the module that was loaded last, whichever launcher that is: at that moment a thread that reads
-    it gets another kernel's. So only first loads may run at the same time.
+    whatever it points to. Each launcher is a module of one name, and Python loads such a module
+    twice into the module that was loaded last, whichever launcher that is: at that moment a thread
+    that reads it gets another kernel's. So only first loads may run at the same time.
     """
     first: dict[tuple[str, ...], Any] = {}
     others = []
@@ -146,13 +146,13 @@ def by_launcher(kernels: Iterable[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _type_in_c(parameter: object) -> str:
-    """Of a parameter's type in Triton, one name for all that a launcher takes as the same."""
+    """Name a parameter's type in Triton, with one name for all that a launcher takes alike."""
     name = re.sub(r"\*\w+", "*", str(parameter)).partition("<")[0]
     return re.sub(r"\b([iu])1\b", r"\g<1>8", name).replace("fp32", "f32")
 
 
 def _load(kernel: Any) -> object:
-    """Bring it to the GPU and build its launcher, which its first launch would do."""
+    """Bring a kernel to the GPU and build its launcher, which its first launch would do."""
     return kernel.run
 
 
@@ -168,7 +168,7 @@ def compiling_is_expected() -> Iterator[None]:
 
 @dataclass(slots=True)
 class Compilations:
-    """What Triton calls after each compilation: counts those outside `compiling_is_expected`."""
+    """Counts compilations outside `compiling_is_expected`; Triton calls it after each."""
 
     unexpected: Counter[str] = field(default_factory=Counter)  # by kernel
     is_quiet: bool = False
@@ -182,7 +182,7 @@ class Compilations:
 
 
 def compilations() -> Compilations:
-    """Those of this process while requests waited, since its first start on a GPU."""
+    """Return this process's compilations while requests waited, since its first start on a GPU."""
     hook = triton.knobs.runtime.jit_post_compile_hook if HAS_TRITON else None
     return hook if isinstance(hook, Compilations) else Compilations()
 

@@ -51,7 +51,7 @@ class CompilerProcesses:
     def prepare(self, source: Any, **options: Any) -> None:
         """Bring a kernel into Triton's cache, if it is not there. Arguments: of triton.compile.
 
-        What no process could compile the caller will, and meet its error.
+        If no process could compile it, the caller will, and meet its error.
         """
         if is_cached(source, **options):
             return
@@ -66,7 +66,7 @@ class CompilerProcesses:
                 logger.info("kernel %s, compiled in a process of its own: %s", source.name, problem)
 
     def _compile(self, job: bytes) -> str:
-        """An error's text, empty for none. EOFError or OSError where the process has ended."""
+        """Return an error's text, or none. EOFError or OSError where the process has ended."""
         self._start()
         pipe = self._free.get()
         try:
@@ -76,7 +76,7 @@ class CompilerProcesses:
             self._free.put(pipe)
 
     def _note(self, error: Exception) -> None:
-        """Once: where memory is short, processes may end one after another."""
+        """Log an error once: where memory is short, processes may end one after another."""
         with self._lock:
             if not self._is_noted:
                 line = "a process that compiles kernels has ended (%s: %s): this one does its work"
@@ -84,7 +84,7 @@ class CompilerProcesses:
             self._is_noted = True
 
     def _start(self) -> None:
-        """Once. The pipes of processes that do not start are closed at their ends."""
+        """Start once. The pipes of processes that do not start are closed at their ends."""
         with self._lock:
             if self._pipes:
                 return
@@ -116,6 +116,6 @@ def is_cached(
 
 
 def _environment() -> dict[str, str]:
-    """With which the processes find the same modules and the same cache."""
+    """Make the environment in which processes find the same modules and the same cache."""
     path = os.pathsep.join(directory for directory in sys.path if directory)
     return {"PYTHONPATH": path, "TRITON_CACHE_DIR": triton.knobs.cache.dir, NO_GPU: "1"}

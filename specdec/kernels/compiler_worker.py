@@ -17,14 +17,14 @@ from specdec.kernels import kernel_cache, triton
 
 
 class JobPickler(ForkingPickler):
-    """Kernels go by name: the other process has the same files."""
+    """Pickles kernels by name: the other process has the same files."""
 
     def reducer_override(self, value: object) -> Any:
         return value.__name__ if isinstance(value, triton.JITFunction) else NotImplemented
 
 
 def main() -> None:
-    """The arguments of the program are the pipes' file descriptors."""
+    """Answer on the pipes whose file descriptors are the program's arguments."""
     pipes = [int(descriptor) for descriptor in sys.argv[1:]]
     kernel_cache.triton_key()  # half a second, for all processes
     gc.freeze()  # so that collections do not copy what the processes share

@@ -56,7 +56,7 @@ def has_few_rows(x_TK: Tensor, tiles: Tiles, is_gated: bool = False) -> bool:
 
 
 def _shared_bytes(tiles: Tiles, is_gated: bool) -> int:
-    """Of a program: the ring, the results of a tile on their way out, barriers."""
+    """Count a program's shared memory: the ring, results on their way out, barriers."""
     rows_of_w = tiles.block_n * (2 if is_gated else 1)
     ring = (rows_of_w + tiles.block_m) * tiles.block_k * 2 * tiles.num_stages
     return ring + tiles.block_n * tiles.block_m * (2 if is_gated else 4) + BARRIER_BYTES
@@ -143,7 +143,7 @@ def few_rows_kernel(
 
 @gluon_jit
 def _place(i, blocks, where, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr):
-    """First column and row of the tile to which a program's block of K with this number belongs."""
+    """Find first column and row of the tile to which the program's i-th block of K belongs."""
     _split, first, n_tiles, m_tiles = where
     n_tile, m_tile = place_of(gl.program_id(0) + i // blocks * gl.num_programs(0), n_tiles, m_tiles)
     return first + n_tile * BLOCK_N, m_tile * BLOCK_M
@@ -151,14 +151,14 @@ def _place(i, blocks, where, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr):
 
 @gluon_jit
 def _count(where):
-    """Tiles of this program."""
+    """Count the tiles of this program."""
     tiles = where[2] * where[3] - gl.program_id(0)
     return tl.cdiv(tiles, gl.num_programs(0))
 
 
 @gluon_jit
 def _copy(x_desc, w_desc, up_desc, ring, where, K, IS_GATED: gl.constexpr, SPLITS: gl.constexpr):
-    """What one warp does: fill the ring, weights first."""
+    """Fill the ring, in one warp, weights first."""
     STAGES: gl.constexpr = ring[0].shape[0]
     BLOCK_N: gl.constexpr = ring[0].shape[1]
     BLOCK_K: gl.constexpr = ring[0].shape[2]
@@ -184,7 +184,7 @@ def _copy(x_desc, w_desc, up_desc, ring, where, K, IS_GATED: gl.constexpr, SPLIT
 
 @gluon_jit
 def _copy_w(w_desc, up_desc, ring, n0, k, at, IS_GATED: gl.constexpr):
-    """A stage's tiles of W; its barrier learns how much comes with that of x."""
+    """Copy a stage's tiles of W; its barrier learns how much comes with that of x."""
     w_ring, up_ring, x_ring, ready, _empty = ring
     ROWS: gl.constexpr = w_ring.shape[1] * (2 if IS_GATED else 1) + x_ring.shape[1]
     hopper.mbarrier.expect(ready.index(at), ROWS * w_ring.shape[2] * 2)
@@ -211,7 +211,7 @@ def _multiply(
     HAS_BIAS: gl.constexpr,
     SPLITS: gl.constexpr,
 ):
-    """What four warps do: the tiles' sums, and out. They have x, so all before it has ended."""
+    """Sum the tiles, in four warps, and write them. They have x, so all before it has ended."""
     STAGES: gl.constexpr = ring[0].shape[0]
     BLOCK_N: gl.constexpr = ring[0].shape[1]
     w_ring, up_ring, x_ring, ready, empty = ring
@@ -258,7 +258,7 @@ def _multiply(
 
 @constexpr_function
 def _rows_together(BLOCK_N, bits):
-    """Of results [BLOCK_N, BLOCK_M] in the registers of four warps: 16 bytes of a row each."""
+    """Lay out results [BLOCK_N, BLOCK_M] in the registers of four warps: 16 bytes of a row each."""
     each = 128 // bits
     lanes = min(BLOCK_N // each, 32)
     return gl.BlockedLayout([each, 1], [lanes, 32 // lanes], [1, 4], [0, 1])

@@ -114,7 +114,7 @@ def _gate_up_kernel(
 
 @jit
 def store_gated(out_ptr, bias_ptr, gate, up, n0, m0, T, N, HAS_BIAS: tl.constexpr):
-    """Biases, silu, the one rounding, and out."""
+    """Add biases, apply silu, round once, and store."""
     n = n0 + tl.arange(0, gate.shape[0])
     m = m0 + tl.arange(0, gate.shape[1])
     if HAS_BIAS:

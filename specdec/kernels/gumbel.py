@@ -27,7 +27,7 @@ MASK = 0xFFFFFFFF
 
 
 def _float32(value: float) -> float:
-    """The nearest float32, so that twin and kernel begin with the same number."""
+    """Round to the nearest float32, so that twin and kernel begin with the same number."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
@@ -52,7 +52,7 @@ def gumbel_ref(
     stream: int,
     epochs_X: Tensor | None = None,
 ) -> Tensor:
-    """The noise [X, N] of these tokens.
+    """Compute the noise [X, N] of these tokens.
 
     seeds_X2: low and high 32 bits. token_ids_XN may be [1, N].
     """
@@ -65,7 +65,7 @@ def gumbel_ref(
 def gumbel_of_all_ref(
     seeds_X2: Tensor, positions_X: Tensor, num_tokens: int, stream: int, epochs_X: Tensor
 ) -> Tensor:
-    """The noise [X, N] of tokens 0..N - 1; four of them share a block of Philox."""
+    """Compute the noise [X, N] of tokens 0..N - 1; four of them share a block of Philox."""
     blocks_1N = torch.arange(-(-num_tokens // 4), device=seeds_X2.device)[None]
     words = _words(seeds_X2, positions_X, blocks_1N, stream, epochs_X)
     return noise_of_bits_ref(torch.stack(words, dim=-1).flatten(1)[:, :num_tokens])
@@ -74,7 +74,7 @@ def gumbel_of_all_ref(
 def uniform_ref(
     seeds_X2: Tensor, positions_X: Tensor, stream: int, epochs_X: Tensor | None = None
 ) -> Tensor:
-    """(r + 0.5) / 2^32 for each position, [X] float64, exact; r is lane 0 of Philox's block 0."""
+    """Draw (r + 0.5) / 2^32 for each position, [X] float64, exact; r is Philox's first lane."""
     block_11 = torch.zeros(1, 1, dtype=torch.int64, device=seeds_X2.device)
     draws_X = _words(seeds_X2, positions_X, block_11, stream, epochs_X)[0][:, 0]
     return (draws_X.double() + 0.5) / 2.0**32
@@ -91,7 +91,7 @@ def _words(
 
 
 def philox_ref(key: tuple[Tensor, Tensor], counter: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Philox4x32-10 in int64; every number is one of 32 bits, shapes broadcast."""
+    """Compute Philox4x32-10 in int64; every number is one of 32 bits, shapes broadcast."""
     k0, k1 = key
     a, b, c, d = counter
     for _ in range(10):
@@ -106,7 +106,7 @@ def philox_ref(key: tuple[Tensor, Tensor], counter: tuple[Tensor, ...]) -> tuple
 
 
 def noise_of_bits_ref(draws: Tensor) -> Tensor:
-    """g of 32-bit draws (int64), float32."""
+    """Compute g of 32-bit draws (int64), float32."""
     is_low = draws < 1 << 31
     x = (torch.where(is_low, draws, MASK - draws).float() + 0.5) * 2.0**-32
     u = torch.where(is_low, 1 - x, x)
@@ -117,7 +117,7 @@ def noise_of_bits_ref(draws: Tensor) -> Tensor:
 
 
 def log_ref(x: Tensor) -> Tensor:
-    """The natural logarithm of normal positive float32 numbers, to two units in the last place."""
+    """Take the natural logarithm of normal positive float32, to two units in the last place."""
     bits = x.contiguous().view(torch.int32)
     exponent = (bits >> 23) - 126
     half = ((bits & 0x7FFFFF) | 0x3F000000).view(torch.float32)
@@ -135,7 +135,7 @@ def log_ref(x: Tensor) -> Tensor:
 
 @jit
 def philox(k0, k1, a, b, c, d):
-    """Philox4x32-10 over uint32 tensors of one shape."""
+    """Compute Philox4x32-10 over uint32 tensors of one shape."""
     for _ in tl.static_range(10):
         first_high, first_low = tl.umulhi(a, 0xD2511F53), a * 0xD2511F53
         second_high, second_low = tl.umulhi(c, 0xCD9E8D57), c * 0xCD9E8D57
@@ -147,7 +147,7 @@ def philox(k0, k1, a, b, c, d):
 
 @jit
 def gumbel_noise(r):
-    """g of uint32 draws."""
+    """Compute g of uint32 draws."""
     is_low = r < 0x80000000
     distance = tl.where(is_low, r, 0xFFFFFFFF - r).to(tl.int32).to(tl.float32)
     x = (distance + 0.5) * 2.3283064365386963e-10
@@ -159,7 +159,7 @@ def gumbel_noise(r):
 
 @jit
 def gumbel_estimate(r, IS_GPU: tl.constexpr):
-    """g within 1e-4, by the hardware's logarithm: tells which tokens cannot have the best score."""
+    """Estimate g within 1e-4, by the hardware's logarithm: it rules out most tokens."""
     is_low = r < 0x80000000
     distance = tl.where(is_low, r, 0xFFFFFFFF - r).to(tl.int32).to(tl.float32)
     x = distance * 2.3283064365386963e-10 + 1.1641532182693481e-10
@@ -181,7 +181,7 @@ def _log2_estimate(x, IS_GPU: tl.constexpr):
 
 @jit
 def natural_log(x):
-    """log_ref."""
+    """The kernel of log_ref."""
     bits = x.to(tl.int32, bitcast=True)
     half = ((bits & 0x7FFFFF) | 0x3F000000).to(tl.float32, bitcast=True)
     is_small = half < 0.7071067690849304

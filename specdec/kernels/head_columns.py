@@ -12,19 +12,18 @@ MOST_BYTES = 1024
 
 @constexpr_function
 def block_of(C):
-    """How many columns the block of a head has: a power of two, and at least a product's 16."""
+    """Round the columns of a head up to a power of two, and to 16, a product's least."""
     return max(1 << (C - 1).bit_length(), 16)
 
 
 @jit
 def columns(C: tl.constexpr):
-    """The columns of a head's block."""
     return tl.arange(0, block_of(C))
 
 
 @jit
 def inside_columns(mask, C: tl.constexpr):
-    """A mask of rows [rows] as one of rows and columns; [rows, 1] where a block has no others."""
+    """Make a mask of rows [rows] one of rows and columns; [rows, 1] where a block has no others."""
     both = mask[:, None]
     if block_of(C) != C:
         both = both & (columns(C) < C)[None, :]

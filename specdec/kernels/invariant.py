@@ -17,7 +17,7 @@ ALIGN = 16
 
 
 def blocked_exp(x: Tensor) -> Tensor:
-    """exp of a float32 tensor, in contiguous blocks of whole vectors."""
+    """Compute exp of a float32 tensor, in contiguous blocks of whole vectors."""
     flat = x.reshape(-1)
     if x.numel() % LANES:
         flat = F.pad(flat, (0, -x.numel() % LANES))
@@ -38,7 +38,7 @@ def tree_sum(x: Tensor) -> Tensor:
 
 
 def blocked_product(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
-    """x times weight transposed in float32, in blocks of 8 rows. Returns [T, N] float32."""
+    """Multiply x by weight transposed in float32, in blocks of 8 rows. Returns [T, N] float32."""
     T, K = x_TK.shape
     N = weight_NK.shape[0]
     x = x_TK.float()

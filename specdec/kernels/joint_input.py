@@ -42,7 +42,7 @@ def joint_input_of_rows(
     eps: float,
     rows_T: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The same of some features, by row; and these features, [T, D]."""
+    """Join some features, by row; return the result and these features, [T, D]."""
     join = pick(features_XD, launch_joint_input, joint_input_ref)
     return join(ids_T, table_VD, embed_weight_D, features_XD, weight_D, eps, rows_T)
 

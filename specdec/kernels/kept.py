@@ -1,4 +1,4 @@
-"""Results that later kernels read: they are to stay in the L2 cache until then, and no longer.
+"""Stores of results that later kernels read: they stay in the L2 cache until then, and no longer.
 
 The weights of a pass stream through that cache and push out what was written just before, to memory
 and back again. What `store_kept` stores is the last to go; the next layer writes over most of it.
@@ -23,8 +23,8 @@ def store_kept(at, x, inside):
 def drop_lines(at, inside):
     """Forget the lines of 128 bytes at these pointers, where `inside` says so.
 
-    What they hold is not defined then, until it is written again. PTX: discard. For programs of one
-    warp, which has loaded them all by then.
+    Their contents are undefined then, until they are written again. PTX: discard. For programs of
+    one warp, which has loaded them all by then.
     """
     tl.inline_asm_elementwise(
         """{

@@ -55,7 +55,7 @@ def linear(
     bias_N: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The product [T, N] in `out_dtype` (default: x's); float32 gives the accumulators.
+    """Multiply to [T, N] in `out_dtype` (default: x's); float32 gives the accumulators.
 
     No launch since the last synchronisation may write the weight.
     """
@@ -66,7 +66,7 @@ def linear(
 def split_linear(
     x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, first: int = 0
 ) -> Sums:
-    """The product as float32 split sums, or in x's dtype where one sum is all.
+    """Multiply to float32 split sums, or to x's dtype where one sum is all.
 
     No launch since the last synchronisation may write the weight.
     first: columns before it may hold anything; their weights are not read
@@ -89,7 +89,7 @@ def _split_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype, first: int)
 
 
 def num_parts(x_TK: Tensor, weight_NK: Tensor) -> int:
-    """How many split sums `split_linear` leaves; compares a symbolic number of rows only once."""
+    """Count the sums that `split_linear` leaves; compares a symbolic number of rows only once."""
     if not use_triton(x_TK):
         return 1
     splits = tiles_for("split", x_TK, weight_NK, MANY_ROWS).splits
@@ -172,7 +172,7 @@ def _launch(
 
 
 def describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """A matrix as the copy engine reads it, tile by tile; what lies outside reads as 0."""
+    """Describe a matrix for the copy engine, tile by tile; outside it reads 0."""
     row_bytes = matrix.stride(0) * matrix.element_size()
     if matrix.stride(1) != 1 or row_bytes % 16 != 0 or matrix.data_ptr() % 16 != 0:
         raise ValueError(
@@ -183,7 +183,7 @@ def describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 
 def describe_rows(x_TK: Tensor, tiles: Tiles) -> tuple[TensorDescriptor, TensorDescriptor]:
-    """Rows that are multiplied, with those behind them that fill a tile; the tail's, if any."""
+    """Describe the rows to multiply, with rows after them that fill a tile; the tail's, if any."""
     num_rows = rows_to_read(x_TK)
     pieces = (rows for rows in row_pieces(tiles.block_m) if rows > 0)
     descs = [describe(x_TK, rows, tiles.block_k) for rows in pieces]
@@ -238,7 +238,7 @@ def _linear_kernel(
 
 @jit
 def store_tile(out_ptr, bias_ptr, total, n0, m0, T, N, HAS_BIAS: tl.constexpr):
-    """The bias, the one rounding, and out."""
+    """Add the bias, round once, and store."""
     n = n0 + tl.arange(0, total.shape[0])
     m = m0 + tl.arange(0, total.shape[1])
     if HAS_BIAS:
@@ -250,7 +250,7 @@ def store_tile(out_ptr, bias_ptr, total, n0, m0, T, N, HAS_BIAS: tl.constexpr):
 
 @jit
 def split_sum(x_desc, w_desc, n0, m0, split, K, SPLITS: tl.constexpr):
-    """One split of W x^T as a float32 tile [BLOCK_N, BLOCK_M]."""
+    """Compute one split of W x^T as a float32 tile [BLOCK_N, BLOCK_M]."""
     BLOCK_N: tl.constexpr = w_desc.block_shape[0]
     BLOCK_K: tl.constexpr = w_desc.block_shape[1]
     BLOCK_M: tl.constexpr = x_desc.block_shape[0]
@@ -265,7 +265,7 @@ def split_sum(x_desc, w_desc, n0, m0, split, K, SPLITS: tl.constexpr):
 
 @jit
 def split_sum_and_tail(descs, n0, m0, split, K, SPLITS: tl.constexpr):
-    """Sum for BLOCK_M + TAIL rows, in two tiles that share each tile of W."""
+    """Sum BLOCK_M + TAIL rows, in two tiles that share each tile of W."""
     x_desc, tail_desc, w_desc = descs
     BLOCK_N: tl.constexpr = w_desc.block_shape[0]
     BLOCK_K: tl.constexpr = w_desc.block_shape[1]
@@ -292,5 +292,5 @@ def linear_ref(
 def split_linear_ref(
     x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype = torch.float32, first: int = 0
 ) -> Tensor:
-    """All columns."""
+    """Compute all columns."""
     return blocked_product(x_TK, weight_NK).to(dtype)[None]

@@ -2,8 +2,8 @@
 
 Within `needed_while(count)` the kernels that read much memory get a pointer to a number on the
 device, and return at once where it is 0: launches remain, weights are not read, and nothing is
-written. Elsewhere the pointer is None, which is a constant to the compiler: the kernels are what
-they are without it. Torch twins always compute.
+written. Elsewhere the pointer is None, a constant to the compiler, which leaves the check out of
+the kernels. Torch twins always compute.
 """
 
 import threading
@@ -32,5 +32,5 @@ def needed_while(count: Tensor | None) -> Iterator[None]:
 
 
 def need() -> dict[str, Tensor | None]:
-    """The argument of a kernel that may return at once: needed_ptr."""
+    """Give the argument of a kernel that may return at once: needed_ptr."""
     return {"needed_ptr": _current.count}

@@ -1,4 +1,4 @@
-"""Functions that torch.compile does not look into: a call is one op of its graph.
+"""Functions that torch.compile does not look into: each call is one op of its graph.
 
 Eager code calls the function itself. An op takes tensors and numbers only, so a tuple's fields
 become its arguments, and where the tuple may be None each of them may.
@@ -99,7 +99,7 @@ def _argument(name: str, hint: object, is_optional: bool, is_written: bool) -> s
 
 
 def _without_none(hint: object) -> tuple[object, bool]:
-    """X, and whether `hint` is X | None."""
+    """Split `hint` into X and whether it is X | None."""
     kinds = [kind for kind in get_args(hint) if kind is not type(None)]
     return (kinds[0], True) if type(None) in get_args(hint) else (hint, False)
 
@@ -107,7 +107,7 @@ def _without_none(hint: object) -> tuple[object, bool]:
 def _spread(
     parameters: Sequence[_Parameter], args: Sequence[object], kwargs: dict[str, object]
 ) -> list[object]:
-    """The op's arguments from the function's."""
+    """Make the op's arguments from the function's."""
     flat: list[object] = []
     for i, parameter in enumerate(parameters):
         value = args[i] if i < len(args) else kwargs.get(parameter.name, parameter.default)
@@ -119,7 +119,7 @@ def _spread(
 
 
 def _joined(parameters: Sequence[_Parameter], flat: Sequence[object]) -> Iterator[object]:
-    """The function's arguments from the op's."""
+    """Make the function's arguments from the op's."""
     start = 0
     for parameter in parameters:
         values = flat[start : start + len(parameter.arguments)]

@@ -18,10 +18,10 @@ and `wait_for_inputs_knowing` keep such work where it is written.
 The attention of a pass may be several launches for different rows, which need not wait for each
 other. The kernel that walks keys lets the next one start only once it has waited itself
 (`begin_beside`). So when the next one starts, all that came before the attention has ended, and it
-may read queries and keys at once, too. It waits before it ends instead (`end_beside`): whoever
-waits for the last launch has waited for all. Programs that share splits and have none end without
-waiting: the first of each query tile, or of the launch, waits for all of them. Programs for the
-last keys of paths that have no part of them end so, too. Beside the walk of large trees
+may read queries and keys at once, too. It waits before it ends instead (`end_beside`), so waiting
+for the last launch waits for all of them. Programs that share splits and have none end without
+waiting: the first of each query tile, or of the launch, waits for all of them. So do programs for
+the last keys of paths that have no part of them. Beside the walk of large trees
 (wide_walk.py), whose programs all wait before they let the next start, all but the first end as
 soon as they have left their results, and others take their places. That walk has its keys loaded
 without a wait, as they were there before the last product; one warp waits for the queries.
@@ -29,8 +29,8 @@ without a wait, as they were there before the last product; one warp waits for t
 Tried and dropped: prefetching the first weights into the L2 cache (prefetch.global.L2) before the
 wait costs 1 to 3 % of a decode pass, where copies of them to shared memory (few_rows.py) gain;
 prefetching the next product's (cp.async.bulk.prefetch.L2) from programs beside the small kernels,
-when the memory is idle, 0 to 2 %; prefetching a program's first four tiles of keys and values so
-before attention's wait makes one request behind up to 2,048 tokens 3 to 5 % faster, and longer
+when the memory is idle, 0 to 2 %; prefetching a program's first four tiles of keys and values
+before attention's wait makes one request after up to 2,048 tokens 3 to 5 % faster, and longer
 contexts and more requests slower.
 """
 
@@ -39,21 +39,21 @@ from specdec.kernels import jit, tl
 
 @jit
 def begin(PDL: tl.constexpr):
-    """What a small kernel does first."""
+    """Start a small kernel."""
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
 
 
 @jit
 def wait_for_inputs(PDL: tl.constexpr):
-    """Until all kernels before this one have ended and their writes are visible."""
+    """Wait until all kernels before this one have ended and their writes are visible."""
     if PDL:
         tl.extra.cuda.gdc_wait()
 
 
 @jit
 def wait_for_inputs_knowing(a, b, PDL: tl.constexpr):
-    """The same, once two 32-bit numbers are known, of which none is negative.
+    """Wait for inputs once two 32-bit numbers are known, of which none is negative.
 
     Otherwise compilers put off until after the wait what is needed only there.
     """
@@ -77,9 +77,9 @@ def wait_for_inputs_knowing(a, b, PDL: tl.constexpr):
 
 @jit
 def loaded_with(x, other):
-    """x, but not before `other` is known too, so that both lookups are under way at once.
+    """Return x once `other` is known too, so that both lookups are under way at once.
 
-    Compilers move a lookup to where its result is first used: behind a branch, so after the lookup
+    Compilers move a lookup to where its result is first used: after a branch, so after the lookup
     that the branch needs. other: never -2**31
     """
     return tl.where(other == -(2**31), 0, x)
@@ -87,10 +87,10 @@ def loaded_with(x, other):
 
 @jit
 def loaded_before(x, PDL: tl.constexpr):
-    """What is loaded before the wait, in float32: weights, or what the last product began after.
+    """Keep a float32 load before the wait: weights, or what the last product began after.
 
-    Else compilers move the load behind the wait, where it queues up with weights that the product
-    after this kernel has asked for meanwhile.
+    Otherwise compilers move the load after the wait, where it queues up with weights that the
+    product after this kernel has asked for meanwhile.
     """
     x = x.to(tl.float32)
     if PDL:
@@ -102,9 +102,9 @@ def loaded_before(x, PDL: tl.constexpr):
 
 @jit
 def asked_for(x, PDL: tl.constexpr):
-    """A loaded tile of numbers of 16 or 32 bits, asked for before any such tile is waited for.
+    """Ask for a loaded tile of numbers of 16 or 32 bits before any such tile is waited for.
 
-    Else compilers lay out one tile for a product before they ask for the next one.
+    Otherwise compilers lay out one tile for a product before they ask for the next one.
     """
     if PDL:
         PACK: tl.constexpr = 32 // x.dtype.primitive_bitwidth
@@ -118,12 +118,12 @@ def asked_for(x, PDL: tl.constexpr):
 
 @jit
 def loads_come_first(PDL: tl.constexpr):
-    """Always true, but compilers cannot know it: loads before a branch on it are asked for first.
+    """Return true, unknown to compilers: loads before a branch on it are asked for first.
 
     Otherwise they compute with some of them before they ask for the others, to use fewer registers.
     """
     one = tl.full((), 1, tl.int32)
-    if PDL:  # as many as a launch has along its last axis, which compilers do not know
+    if PDL:  # a launch's programs along the last axis: compilers do not know it is positive
         one = tl.inline_asm_elementwise(
             "mov.u32 $0, %nctaid.z;", "=r,r", [one], dtype=tl.int32, is_pure=False, pack=1
         )
@@ -132,14 +132,14 @@ def loads_come_first(PDL: tl.constexpr):
 
 @jit
 def let_the_next_start(PDL: tl.constexpr):
-    """Once every program has called it, the next kernel may take free places."""
+    """Let the next kernel take free places, once every program has called this."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @jit
 def begin_beside(is_beside, PDL: tl.constexpr):
-    """What a kernel of attention does first. is_beside: 0: it follows something else."""
+    """Start a kernel of attention. is_beside: 0: it follows another kind of kernel."""
     if is_beside == 0:
         wait_for_inputs(PDL)
     let_the_next_start(PDL)
@@ -147,5 +147,5 @@ def begin_beside(is_beside, PDL: tl.constexpr):
 
 @jit
 def end_beside(PDL: tl.constexpr):
-    """What it does last, on every way out."""
+    """End a kernel of attention, on every way out."""
     wait_for_inputs(PDL)

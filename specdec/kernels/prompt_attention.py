@@ -131,7 +131,8 @@ class PromptAttention:
 
 
 def count_uneven(programs: int, num_items: int, least: float) -> int:
-    """Of how many pairs of rounds the programs with fewer items take the longer ones; own_item.
+    """Count the pairs of rounds in which programs with fewer items take the longer ones; see
+    own_item.
 
     least: keys of the shortest item, which some programs have and others not, in steps from one
         item to the next longer one
@@ -202,7 +203,6 @@ def _prompt_attention_kernel(
 
 @gluon_jit
 def _begin(is_beside):
-    """As `begin_beside` in overlap.py."""
     if is_beside == 0:
         tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
@@ -210,17 +210,17 @@ def _begin(is_beside):
 
 @gluon_jit
 def num_own(place, programs, num_items):
-    """How many items a program has; place: its number."""
+    """Count the items of a program; place: its number."""
     rounds = num_items // programs
     return rounds + (_item_there_and_back(rounds, place, programs) < num_items)
 
 
 @gluon_jit
 def own_item(i, place, programs, num_items, uneven):
-    """Which item is a program's i-th: every other round goes back, so that all have as much.
+    """Find a program's i-th item: every other round goes back, so that programs get equal work.
 
     Where the last ones are long, too, programs that have an item more would have too much: those
-    with fewer take the longer ones of the first pairs of rounds, as many as `uneven`.
+    with fewer take the longer ones of the first `uneven` pairs of rounds.
     """
     if i < 2 * uneven:
         more = num_items % programs  # programs with an item more; they come last in `rank`
@@ -238,7 +238,7 @@ def own_item(i, place, programs, num_items, uneven):
 
 @gluon_jit
 def _pair(i, first, rank, programs):
-    """Of a pair of rounds, from item `first` on, for so many programs: there and back."""
+    """Find the item in a pair of rounds, from item `first` on, for this many programs."""
     return first + rank + i % 2 * (2 * programs - 1 - 2 * rank)
 
 
@@ -249,9 +249,9 @@ def _item_there_and_back(i, place, programs):
 
 @gluon_jit
 def place_of_item(item, num_items, num_slots, G):
-    """An item's query tile, batch slot and kv head. The tiles with most keys come first.
+    """Find an item's query tile, batch slot and kv head. The tiles with most keys come first.
 
-    For no item from num_items on: a division of negative numbers rounds towards 0.
+    From num_items on there is no item: a division of negative numbers rounds towards 0.
     """
     of_tile = num_slots * G
     return (num_items - 1 - item) // of_tile, item % of_tile // G, item % G
@@ -264,7 +264,7 @@ def _num_own(rows):
 
 @gluon_jit
 def _item(i, rows, TOKENS: gl.constexpr, FORM: gl.constexpr):
-    """A program's i-th item: batch slot, kv head, first row, and the end of the slot's rows.
+    """Find a program's i-th item: batch slot, kv head, first row, and the end of the slot's rows.
 
     Items of slots that are shorter than the longest may begin at or after that end.
     """
@@ -283,7 +283,7 @@ def _item(i, rows, TOKENS: gl.constexpr, FORM: gl.constexpr):
 
 @gluon_jit
 def _bounds(rows, first_row, end, TOKENS: gl.constexpr):
-    """The first and the last position of a query tile. Each warp finds them by itself."""
+    """Find the first and the last position of a query tile; each warp does so by itself."""
     EACH: gl.constexpr = gl.BlockedLayout(
         [TOKENS // 32 if TOKENS > 32 else 1], [32], [gl.num_warps()], [0]
     )
@@ -295,7 +295,7 @@ def _bounds(rows, first_row, end, TOKENS: gl.constexpr):
 
 @gluon_jit
 def _copy(descs, rings, bars, rows, table, FORM: gl.constexpr):
-    """What one warp does: fill the rings, as places become empty."""
+    """Fill the rings, in one warp, as places become empty."""
     q_desc, k_desc, v_desc = descs
     q_ring, k_ring, v_ring, _ones = rings
     block_table_ptr, R, M = table
@@ -333,7 +333,7 @@ def _attend_lower(out_ptr, rings, bars, rows, scale, FORM: gl.constexpr):
 
 @gluon_jit
 def _attend(out_ptr, rings, bars, rows, scale, FORM: gl.constexpr, HALF: gl.constexpr):
-    """What four warps do: half the rows of each of the program's query tiles."""
+    """Attend, in four warps, with half the rows of each of the program's query tiles."""
     q_ring = rings[0]
     S: gl.constexpr = rings[1].shape[1]
     C: gl.constexpr = rings[1].shape[2]
@@ -371,7 +371,7 @@ def _attend(out_ptr, rings, bars, rows, scale, FORM: gl.constexpr, HALF: gl.cons
 
 @gluon_jit
 def _attended(q, rings, bars, position, first, last, scale, step, HALF: gl.constexpr):
-    """The attention [rows, C] of query rows, float32; the next step."""
+    """Compute the attention [rows, C] of query rows, float32; return the next step, too."""
     k_ring, v_ring = rings[1], rings[2]
     S: gl.constexpr = k_ring.shape[1]
     C: gl.constexpr = k_ring.shape[2]
@@ -417,7 +417,7 @@ def _next_tile(
     HALF: gl.constexpr,
     IS_MASKED: gl.constexpr,
 ):
-    """Scores and powers of tile j while the values of the tile before it, at `step`, are added."""
+    """Make scores and powers of tile j while values of the tile before, at `step`, are added."""
     S: gl.constexpr = rings[1].shape[1]
     peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later, border = state
     scores, part_acc, summed = next_scores(q, rings, bars, step, weights, part_acc, is_later, HALF)
@@ -440,7 +440,7 @@ def _next_tile(
 
 @gluon_jit
 def _clear_tail(v, num_keys):
-    """Values of keys that are not there become 0, whatever the cache holds.
+    """Clear the values of keys that are not there, whatever the cache holds.
 
     Both groups of warps write the same to the same place, and multiply only after that.
     """

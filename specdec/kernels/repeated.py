@@ -42,7 +42,6 @@ class Repeated:
         self._found: Callable[..., object] | None = None
 
     def __call__(self, *tensors: Tensor | GluonDescriptor | int) -> None:
-        """Launch it."""
         if INTERPRET or active_mode.get() is not None:  # where launches are something else
             options = {**self._constants, **self._options}
             self._kernel[self._grid](*tensors, *self._then, **options)

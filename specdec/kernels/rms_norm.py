@@ -58,7 +58,7 @@ def _rms_norm_kernel(
 
 @jit
 def normed(x, w, D, eps):
-    """The norm of one row, zeros after its D elements; all float32."""
+    """Norm one row, with zeros after its D elements; all float32."""
     return x * (1.0 / tl.sqrt(tl.sum(x * x, axis=0) / D + eps)) * w
 
 

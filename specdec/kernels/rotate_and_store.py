@@ -42,10 +42,10 @@ def rotate_and_store(
     cache: Tensor,
     has_queries: bool = True,
 ) -> Tensor:
-    """The rotated queries [T, H, C], in the cache's dtype; without them, anything.
+    """Rotate queries [T, H, C] in the cache's dtype, and cache keys and values.
 
     qkv: unfinished [T, (H + 2G) C]; its launch is later than what writes positions and slots [T].
-    cache: [2, N + 1, G, S, C] of one layer, written in place
+    cache: [2, N + 1, G, S, C] of one layer, written in place. has_queries: else they are anything
     """
     rotate = pick(cache, launch_rotate_and_store, rotate_and_store_ref)
     return rotate(qkv, rope, norms, positions, slots, cache, has_queries)

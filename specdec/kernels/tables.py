@@ -143,7 +143,7 @@ def _line(entry: Entry) -> str:
 
 
 def _numbers(shape: Shape) -> list[int]:
-    """Without the last one where it is 0, as nearly everywhere."""
+    """Drop the last number where it is 0, as nearly everywhere."""
     return list(shape if shape.cuts else shape[:-1])
 
 

@@ -79,7 +79,7 @@ MOST_SUMS = (160, 200)  # registers of a thread; persistent/ leaves its multiply
 MULTIPROCESSORS = 132
 REGISTERS = 65536
 LOADED = 54  # bytes that a multiprocessor loads in a clock
-TENSOR_RATE = 0.7  # what is reached of the tensor cores' rate
+TENSOR_RATE = 0.7  # of the tensor cores' rate that is reached
 LATENCY = 2600  # clocks from a request to its tile, all multiprocessors loading
 STEP = 30  # clocks of a program's step besides its loads and products
 OUTSIDE = 1.5  # times as long takes a tile of which a part lies outside of x
@@ -101,7 +101,7 @@ def rule_shape(product: Product, rows: int, splits: int, has_wgmma: bool = False
 
 
 def candidates(product: Product, rows: int, splits: int, has_wgmma: bool = False) -> list[Shape]:
-    """What may be fastest, at most 24: fits into shared memory, and nearly into registers."""
+    """List what may be fastest, at most 24, if it fits shared memory, and nearly registers."""
     if rows > PARALLEL_ROWS:
         shapes = list(MANY)
     elif rows > 64:
@@ -120,7 +120,7 @@ def candidates(product: Product, rows: int, splits: int, has_wgmma: bool = False
 
 
 def _persistent(product: Product, rows: int, splits: int) -> list[Shape]:
-    """With the deepest ring that fits, tiles that the rows fill, and cuts that do anything."""
+    """List the deepest ring that fits, tiles that the rows fill, and cuts that do anything."""
     shapes = (Shape(n, m, 64, stages, 4, cuts) for n, m, stages, cuts in PERSISTENT)
     fitting = [s for s in shapes if problem_of(product, rows, s) is None]
     by_depth = sorted(fitting, key=lambda s: s.num_stages)
@@ -146,12 +146,12 @@ def _cuts_any(product: Product, rows: int, splits: int, shape: Shape) -> bool:
 
 
 def measured_rows(rows: int) -> int:
-    """How many rows stand for a class."""
+    """Choose the rows that stand for a class."""
     return 8 if rows == 16 else rows  # few requests matter most
 
 
 def clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
-    """The model: clocks of the busiest multiprocessor."""
+    """Estimate clocks of the busiest multiprocessor."""
     parts = 1 if rows > PARALLEL_ROWS else splits
     K = product.K / parts
     height = rows_of_w(product.kind, shape)
@@ -168,7 +168,7 @@ def clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
 
 
 def _num_items(product: Product, rows: int, splits: int, shape: Shape) -> int:
-    """Tiles, counted for each split that has programs of its own."""
+    """Count tiles, each split that has programs of its own apart."""
     parts = 1 if rows > PARALLEL_ROWS else splits
     height = rows_of_w(product.kind, shape)
     return -(-product.N // height) * -(-measured_rows(rows) // shape.block_m) * parts
@@ -189,7 +189,7 @@ def _persistent_clocks(product: Product, rows: int, splits: int, shape: Shape) -
 
 
 def _whole_and_parts(product: Product, rows: int, splits: int, shape: Shape) -> tuple[int, int]:
-    """Items made whole in turns of all programs, and parts of the others: items.py's."""
+    """Count items made whole in turns of all programs, and parts of the others: items.py's."""
     cuts = max(shape.cuts, 1)
     of_x = -(-rows * cuts // shape.block_m)
     of_w = _num_items(product, rows, splits, shape) // -(-of_x // cuts)
@@ -199,7 +199,7 @@ def _whole_and_parts(product: Product, rows: int, splits: int, shape: Shape) -> 
 
 
 def _busy(height: int, columns: tuple[int, int], K: float) -> float:
-    """Clocks of one tile's loads or products, whichever is more."""
+    """Count clocks of one tile's loads or products, whichever is more."""
     loads = (height + sum(columns)) * K * 2 / LOADED
     # 64 x 16 of W against m columns take m / 2 clocks, or what reading both from shared memory does
     instructions = height / 64 * K / 16
@@ -208,13 +208,13 @@ def _busy(height: int, columns: tuple[int, int], K: float) -> float:
 
 
 def _resident(product: Product, shape: Shape) -> int:
-    """Programs that fit into a multiprocessor side by side."""
+    """Count programs that fit into a multiprocessor side by side."""
     registers = shape.num_warps * 32 * (_accumulators(product, shape) + 70)
     by_memory = SHARED_MEMORY // (bytes_of(product.kind, shape) + 2048)
     return max(1, min(by_memory, REGISTERS // registers, 4))
 
 
 def _accumulators(product: Product, shape: Shape) -> int:
-    """Registers of each thread that hold sums."""
+    """Count registers of each thread that hold sums."""
     num_warps = shape.block_n // 16 if shape.cuts else shape.num_warps
     return rows_of_w(product.kind, shape) * shape.block_m // (32 * num_warps)

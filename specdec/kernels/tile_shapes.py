@@ -65,12 +65,12 @@ class Shape(NamedTuple):
 
 
 def row_class(M: int) -> int:
-    """The first of ROW_CLASSES that is no smaller, or the last: row counts that share tiles."""
+    """Find the first of ROW_CLASSES that is no smaller, or the last: its rows share tiles."""
     return ROW_CLASSES[min(bisect_left(ROW_CLASSES, M), len(ROW_CLASSES) - 1)]
 
 
 def rows_of_tiles(M: int) -> int:
-    """Rows that whole tiles have for M rows of x, whatever the tiles."""
+    """Count the rows that whole tiles have for M rows of x, whatever the tiles."""
     if M <= 256:
         return row_class(M)
     # multiples of the tiles of more rows, which are 128, 192 and 256 high
@@ -79,7 +79,7 @@ def rows_of_tiles(M: int) -> int:
 
 
 def row_pieces(block_m: int) -> tuple[int, int]:
-    """A tile's rows in powers of two, as the kernels take them: 160 are 128 + 32, 128 are 128."""
+    """Cut a tile's rows into powers of two, as kernels take them: 160 into 128 + 32."""
     whole = 1 << (block_m.bit_length() - 1)
     return whole, block_m - whole
 
@@ -91,20 +91,20 @@ def takes_turns(kind: Kind, shape: HasTile) -> bool:
 
 
 def rows_of_w(kind: Kind, shape: Shape) -> int:
-    """That a tile has, gate and up rows together."""
+    """Count a tile's rows of W, gate and up rows together."""
     halves = 2 if kind == "gate" and not takes_turns(kind, shape) else 1
     return shape.block_n * halves
 
 
 def bytes_of(kind: Kind, shape: Shape) -> int:
-    """Shared memory of a program's tiles of 16-bit numbers."""
+    """Count the shared memory of a program's tiles of 16-bit numbers."""
     ring = (rows_of_w(kind, shape) + shape.block_m) * shape.block_k * 2 * shape.num_stages
     beside = THREE_GROUPS_BYTES if shape.block_n == THREE_GROUPS else PERSISTENT_BYTES
     return ring + (beside if shape.cuts else 0)
 
 
 def problem_of(product: Product, rows: int, shape: Shape) -> str | None:
-    """Why these tiles cannot serve a class of rows, or None."""
+    """Say why these tiles cannot serve a class of rows, or None."""
     allowed = {
         "block_n": BLOCK_N,
         "block_m": BLOCK_M,

@@ -1,4 +1,4 @@
-"""Which tiles a matrix product takes: the user's table, then the shipped one, then the rule.
+"""The tiles that a matrix product takes: by the user's table, then the shipped one, then the rule.
 
 The number of splits decides the order of a sum, so it is a function of (N, K, dtype, GPU) only, by
 the shipped table or the rule: tuning never changes a token. The number of rows M chooses the rest
@@ -43,7 +43,7 @@ class Tiles:
 
 
 def tiles_for(kind: Kind, x_TK: Tensor, weight_NK: Tensor, num_rows: int | None = None) -> Tiles:
-    """The tiles of x W^T. num_rows: a `row_class`; None: that of x."""
+    """Choose the tiles of x W^T. num_rows: a `row_class`; None: that of x."""
     rows = num_rows or row_class(len(x_TK))
     device = x_TK.device
     gpu = gpu_name(device)
@@ -51,7 +51,7 @@ def tiles_for(kind: Kind, x_TK: Tensor, weight_NK: Tensor, num_rows: int | None 
 
 
 def tiles_for_columns(whole: Tiles, x_TK: Tensor, weight_NK: Tensor) -> Tiles:
-    """Those of linear.py for a part of a product's columns. whole: the tiles of all of them.
+    """Choose linear.py's tiles for a part of a product's columns. whole: the tiles of all columns.
 
     By the rule, since a table may give a product of so many columns another number of splits.
     """
@@ -74,7 +74,7 @@ def choose_tiles(
     gpu: str,
     has_wgmma: bool = False,
 ) -> Tiles:
-    """The tiles of a product of `num_rows` rows (a `row_class`) with W [N, K]."""
+    """Choose the tiles of a product of `num_rows` rows (a `row_class`) with W [N, K]."""
     product = Product(kind, N, K, dtype_name(dtype))
     splits = choose_splits(product, gpu)
     tables = (user_table(), shipped_table())
@@ -86,7 +86,7 @@ def choose_tiles(
 
 
 def choose_splits(product: Product, gpu: str) -> int:
-    """Never by the user's table."""
+    """Choose the number of splits, never by the user's table."""
     if product.kind != "split":
         return 1
     entry = shipped_table().get(gpu, {}).get(product)
@@ -94,7 +94,7 @@ def choose_splits(product: Product, gpu: str) -> int:
 
 
 def source_of(product: Product, gpu: str) -> Source:
-    """Where the tiles of a product come from, if not some of its classes from elsewhere."""
+    """Say where a product's tiles come from, if not some of its classes from elsewhere."""
     if _is_complete(user_table().get(gpu, {}).get(product, NONE)):
         return "user"
     return "shipped" if _is_complete(shipped_table().get(gpu, {}).get(product, NONE)) else "rule"
@@ -105,17 +105,16 @@ def _is_complete(entry: Entry) -> bool:
 
 
 def cut(shape: Shape, rows: int, splits: int) -> Tiles:
-    """A shape for a class of rows, with its splits."""
     return Tiles(splits=splits, is_serial=rows > PARALLEL_ROWS, **shape._asdict())
 
 
 def empty_rows(like: Tensor, T: int, *width: int) -> Tensor:
-    """[T, *width], in memory that goes on to the end of the last tile: see `rows_to_read`."""
+    """Allocate [T, *width], in memory up to the end of the last tile: see `rows_to_read`."""
     return like.new_empty(rows_of_tiles(T), *width)[:T]
 
 
 def rows_to_read(x_TK: Tensor) -> int:
-    """Rows for a descriptor of x: T, and those behind it in its storage up to the end of a tile.
+    """Count rows for a descriptor of x: T, and rows after it in its storage up to a tile's end.
 
     The copy engine takes half as long again for a tile of which half lies outside the matrix. What
     it reads there may be anything: each row of x has columns of its own in the products.
@@ -127,10 +126,10 @@ def rows_to_read(x_TK: Tensor) -> int:
 
 @cache
 def gpu_name(device: torch.device) -> str:
-    """The GPU's name as the table has it; "cpu" in the interpreter."""
+    """Name the GPU as the table does; "cpu" in the interpreter."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As a table has it: "bfloat16"."""
+    """Name a dtype as a table does: "bfloat16"."""
     return str(dtype).removeprefix("torch.")

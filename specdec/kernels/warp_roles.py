@@ -25,7 +25,6 @@ class _Memory(NamedTuple):
     dtype: torch.dtype
 
     def data_ptr(self) -> int:
-        """As a tensor's."""
         return self.address
 
 
@@ -34,7 +33,7 @@ class _Memory(NamedTuple):
 def descriptor(
     address: int, dtype: torch.dtype, shape: tuple[int, ...], block: tuple[int, ...]
 ) -> GluonDescriptor:
-    """Of contiguous numbers, for the copy engine."""
+    """Describe contiguous numbers for the copy engine."""
     strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
     bits = 8 * dtype.itemsize
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=len(shape))
@@ -49,7 +48,7 @@ def make_ring(desc, COUNT: gl.constexpr):
 
 @gluon_jit
 def make_barriers(COUNT: gl.constexpr):
-    """Of each place of a ring: it is ready, it is empty again."""
+    """Make two barriers for each place of a ring: it is ready, it is empty again."""
     ready = gl.allocate_shared_memory(gl.int64, [COUNT, 1], hopper.mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [COUNT, 1], hopper.mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
@@ -68,7 +67,7 @@ def make_turns():
 
 @gluon_jit
 def make_ones(dtype: gl.constexpr, ONES: gl.constexpr, S: gl.constexpr):
-    """A matrix [ONES, S] in shared memory."""
+    """Make a matrix [ONES, S] in shared memory."""
     BLOCKED: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0])
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     return gl.allocate_shared_memory(
@@ -78,7 +77,7 @@ def make_ones(dtype: gl.constexpr, ONES: gl.constexpr, S: gl.constexpr):
 
 @gluon_jit
 def _place(step, COUNT: gl.constexpr):
-    """In a ring of a power of 2; a remainder of signed numbers takes more instructions."""
+    """Find a step's place in a ring of a power of 2; a remainder of signed numbers takes longer."""
     return step & (COUNT - 1)
 
 
@@ -108,7 +107,7 @@ def fill(desc, coordinates, ring, bars, step):
 
 @gluon_jit
 def filled(ring, bars, step, is_there):
-    """The next place, once it is filled."""
+    """Wait for the next place to be filled, and return it."""
     COUNT: gl.constexpr = ring.shape[0]
     at = _place(step, COUNT)
     hopper.mbarrier.wait(bars[0].index(at), _phase(step, COUNT), pred=is_there)
@@ -123,7 +122,7 @@ def release(ring, bars, step, was_there=True):
 
 @gluon_jit
 def _await_turn(turns, step, HALF: gl.constexpr):
-    """The two groups of warps begin products in turn, so that one takes powers meanwhile.
+    """Let the two groups of warps begin products in turn, so that one takes powers meanwhile.
 
     Steps begin at 0, or at -1 after an arrival at each of the turns.
     """
@@ -137,7 +136,7 @@ def _pass_turn(turns, HALF: gl.constexpr):
 
 @constexpr_function
 def tile_layout(COLUMNS):
-    """Of a tile of 64 rows in the registers of four warps."""
+    """Lay out a tile of 64 rows in the registers of four warps."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
 
 
@@ -177,7 +176,7 @@ def _begin_values(weights, v, ones, acc, is_later):
 
 @gluon_jit
 def first_scores(q, rings, bars, step):
-    """Of the tile at `step`, with no values to be added meanwhile."""
+    """Multiply the scores of the tile at `step`, with no values to be added meanwhile."""
     k_ring = rings[1]
     filled(k_ring, bars[1], step, True)
     scores = hopper.warpgroup_mma_wait(0, [_begin_scores(q, k_ring, step)])
@@ -187,7 +186,7 @@ def first_scores(q, rings, bars, step):
 
 @gluon_jit
 def next_scores(q, rings, bars, step, weights, acc, is_later, HALF: gl.constexpr, is_there=True):
-    """Of the tile behind `step`, while the weighted values of that one are being added.
+    """Multiply the scores of the tile after `step`, while that tile's weighted values are added.
 
     acc, and the weights' sums, are to be waited for: `added`. is_there: whether there is a tile at
     `step`; if not, acc holds anything afterwards
@@ -206,7 +205,7 @@ def next_scores(q, rings, bars, step, weights, acc, is_later, HALF: gl.constexpr
 
 @gluon_jit
 def added(rings, bars, step, acc, summed, weights, total, decay, is_there=True):
-    """Values and total with those of the tile at `step`. weights: of the next, known by then."""
+    """Wait for values and total of the tile at `step`. weights: of the next, known by then."""
     acc, summed, weights = hopper.warpgroup_mma_wait(0, [acc, summed, weights])
     release(rings[2], bars[2], step, is_there)
     return acc, weights, _add_total(total, decay, summed)
@@ -214,7 +213,7 @@ def added(rings, bars, step, acc, summed, weights, total, decay, is_there=True):
 
 @gluon_jit
 def with_last(v, rings, bars, step, weights, acc, total, decay, is_later, HALF: gl.constexpr):
-    """Values and total with those of the last tile."""
+    """Add the values and total of the last tile."""
     _q_ring, _k_ring, v_ring, ones = rings
     left = _left_side(weights, v_ring)
     _await_turn(bars[3], step, HALF)
@@ -227,7 +226,7 @@ def with_last(v, rings, bars, step, weights, acc, total, decay, is_later, HALF: 
 
 @gluon_jit
 def weights_of(scores, position, start, scale, peak, IS_MASKED: gl.constexpr):
-    """A tile's powers of 2, what the sums so far decay by, and the peak."""
+    """Compute a tile's powers of 2, what the sums so far decay by, and the peak."""
     if IS_MASKED:
         s = start + gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))
         scores = gl.where(s[None, :] <= position[:, None], scores, float("-inf"))
@@ -238,7 +237,7 @@ def weights_of(scores, position, start, scale, peak, IS_MASKED: gl.constexpr):
 
 @gluon_jit
 def _highest(scores):
-    """The maximum of each row: of two halves, and so on, lest each number waits for the last."""
+    """Take the maximum of each row by halves, and so on, lest each number waits for the last."""
     halved = scores
     for _i in gl.static_range(3):
         halves = halved.reshape([halved.shape[0], 2, halved.shape[1] // 2]).permute((0, 2, 1))
@@ -249,7 +248,7 @@ def _highest(scores):
 
 @gluon_jit
 def _left_side(weights, v):
-    """Rounded, as the left side of a product."""
+    """Round the weights, as the left side of a product."""
     LEFT: gl.constexpr = gl.DotOperandLayout(0, tile_layout(v.shape[2]), 2)
     return gl.convert_layout(weights, LEFT).to(v.dtype)
 
@@ -270,5 +269,5 @@ def finished_split(whole, peak, total, acc):
 
 @gluon_jit
 def column_beside(x, tile):
-    """x [rows] beside a tile of another layout."""
+    """Lay x [rows] beside a tile of another layout."""
     return gl.convert_layout(x, gl.SliceLayout(1, tile.type.layout))[:, None]

@@ -32,7 +32,7 @@ ALL = 227 * 1024  # that a program of a Hopper GPU can have
 
 
 def prepare_combine(given: Pass) -> Repeated:
-    """For each row and head: programs add up what those of its query tile left."""
+    """Add up, for each row and head, what the programs of its query tile left."""
     rows, parts, heads = given.rows, given.parts, given.heads
     grid = rows.num_rows, heads.group * heads.G, -(-heads.C // given.plan.columns)
     return Repeated(
@@ -63,9 +63,9 @@ def prepare_combine(given: Pass) -> Repeated:
 
 
 def line_columns(given: Pass) -> int:
-    """Of values in a line of the cache, which forgets what was added up; 0: it does not.
+    """Count the values in a line of the cache, which forgets what was added up; 0: it does not.
 
-    On GPUs that overlap kernels (overlap.py); and if a partial result is whole lines.
+    It does on GPUs that overlap kernels (overlap.py), if a partial result is whole lines.
     """
     row = given.heads.C * given.parts.acc.itemsize
     is_aligned = row % LINE == 0 and given.parts.acc.data_ptr() % LINE == 0
@@ -73,7 +73,8 @@ def line_columns(given: Pass) -> int:
 
 
 def _reserved(num_programs: int, is_wide: bool, device: torch.device) -> int:
-    """Bytes of shared memory, so that a multiprocessor holds few more programs than its share.
+    """Count bytes of shared memory, so that a multiprocessor holds few more programs than its
+    share.
 
     is_wide: after wide_walk.py, where all of it is theirs
     """
@@ -126,7 +127,7 @@ def _combine_kernel(
         is_needed = tl.load(needed_ptr, cache_modifier=".cg") != 0
     first = tl.full((), 0, tl.int32)  # of the partial results
     if sharers is not None:
-        # rows behind those of all slots have the last one's
+        # rows after those of all slots have the last one's
         b = tl.minimum(tl.program_id(0) // query_len, B - 1)
         begin = tl.load(path_starts_ptr + b, cache_modifier=".cg").to(tl.int32)
         merged = merged_before(begin, num_sharing(begin, sharers, fewer))
@@ -147,7 +148,7 @@ def _combine_kernel(
 
 
 def prepare_combine_long(given: Pass) -> Repeated:
-    """For the rows of long slots: add up what helpers left."""
+    """Add up, for the rows of long slots, what helpers left."""
     acc, stats, _, _, positions, starts = given.requests()
     return Repeated(
         _combine_long_kernel,
@@ -228,7 +229,7 @@ def _combine_long_kernel(
 
 @jit
 def parts_of(position):
-    """How many partial results a row has: one of each split up to its position."""
+    """Count the partial results of a row: one of each split up to its position."""
     return (split_of(position) + 1).to(tl.int32)
 
 
@@ -236,9 +237,10 @@ def parts_of(position):
 def add_last_parts(
     parts, column, COLUMNS: tl.constexpr, C: tl.constexpr, LINE_COLUMNS: tl.constexpr
 ):
-    """Of a path's row: the splits before the one in which it begins, which are one, and the rest.
+    """Add up a path's row: the splits before the one in which it begins, which are one, and the
+    rest.
 
-    The first is taken as it is: added to nothing, -0.0 would be 0.0. The rest as of `add_parts`.
+    The first is taken as it is: added to nothing, -0.0 would be 0.0. The rest as in `add_parts`.
     """
     loaded = load_parts(parts, 0, 3, column, COLUMNS, C, 3)
     peak, total, acc = loaded[0]
@@ -256,7 +258,7 @@ def add_last_parts(
 
 @jit
 def store_row(out_ptr, row, total, acc, column, COLUMNS: tl.constexpr, C: tl.constexpr):
-    """Columns from `column` on of one head of a row. row: of [T x H], int64"""
+    """Store columns from `column` on of one head of a row. row: of [T x H], int64"""
     c = columns_of_lanes(column, COLUMNS)
     out = (acc / total).to(out_ptr.dtype.element_ty)
     store_kept(out_ptr + row * C + c, out, c < C)

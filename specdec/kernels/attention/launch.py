@@ -37,7 +37,6 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
 
 
 def _launches(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..., None]]:
-    """Prepare the kernels of each layer of a pass, whichever serves it."""
     _, _, G, S, C = cache.shape
     group = q_THC.shape[1] // G
     if not takes_prompt_kernel(rows, group, S, C, q_THC.dtype, is_hopper(q_THC.device)):

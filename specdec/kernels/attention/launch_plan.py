@@ -14,7 +14,7 @@ from specdec.kernels.head_columns import block_of
 from specdec.kernels.prompt_attention import is_fit
 
 MAX_SPLIT_TOKENS = 16  # query tokens per request up to which programs share a query tile's splits
-# A slot with more is long: where the query tiles fill the GPU, other programs share its splits.
+# A slot with more keys is long: where query tiles fill the GPU, other programs share its splits.
 # None: no slot is long, and no kernel looks for one.
 ALONE_KEYS: int | None = 4096
 # Batch slots that a program looks at: at least this many, at powers of 2. A team's program, too: it
@@ -24,9 +24,9 @@ MIN_SLOTS, MIN_TEAMED_SLOTS = 256, 64
 FULL = 128  # programs, query tiles x kv heads, that fill a GPU without sharing splits
 FEW = 32  # programs up to which smaller tiles make more of them
 WARPS = 4  # of programs that share splits
-SHARERS = 1056  # as many, of one slot: 8 on each of 132 multiprocessors
+SHARERS = 1056  # of one slot, at most: 8 on each of 132 multiprocessors
 # Beside the programs of paths' last keys; where the query tiles are many, fewer, so that all fit a
-# GPU at once behind some hundred keys.
+# GPU at once after some hundred keys.
 PATH_SHARERS = 528
 MANY_TILES, FEW_SHARERS = 64, 264
 # In teams, of several slots: as many as fit a GPU at once, two a multiprocessor, or three.
@@ -39,7 +39,7 @@ PATH_ROWS = 64  # of a tile, at most, where rows have paths
 # wide_walk.py walks the shared keys of trees with more query rows than PATH_ROWS, where it can run
 # and a slot may have more keys than this. Measured on an H200.
 WIDE_FROM = 3072
-# up to so many rows x heads, several programs add up each; measured with 32 and 128
+# up to this many rows x heads, several programs add up each; measured with 32 and 128
 FEW_TO_ADD_UP = 64
 COLUMNS = 32  # that each of these programs adds up, one a lane
 SMALL_ROWS, SMALL_KEY = 16, 256  # of a tile of queries, bytes of a key: two warps hold both
@@ -65,9 +65,9 @@ class Launch(NamedTuple):
     tokens: int  # of a query tile; its rows are tokens x heads of a group, at powers of 2
     tiles: int  # of a batch slot
     query_tiles: int  # of all batch slots
-    usual_tiles: int  # of these, those that have rows, more or less
+    usual_tiles: int  # of these, about as many as have rows
     is_split: bool  # programs share the splits of each query tile; else one walks them all
-    sharers: int  # as many, of each query tile and kv head; 1 with teams
+    sharers: int  # programs of each query tile and kv head; 1 with teams
     teams: int  # that share the splits of several slots, see shared_splits.py; 0: none
     walk_warps: int  # of each program that shares or walks, or attends to the last keys of paths
     most_registers: int | None  # of its threads, None: as many as it takes
@@ -132,7 +132,7 @@ def plan_launch(
         teams=teams,
         walk_warps=WARPS if is_split else tile.num_warps,
         most_registers=registers,
-        # of plain rounds and of trees this costs more behind 4,096 keys than it brings behind 300
+        # of plain rounds and of trees this costs more after 4,096 keys than it brings after 300
         looks_first=is_split and not teams and usual > 1 and not has_paths,
         is_helped=is_helped,
         slots=_slots(B, is_helped, teams > 0),
@@ -155,13 +155,13 @@ def _sharers(programs: int, has_paths: bool) -> int:
 
 
 def _team_registers(tile: QueryTile, heads: Heads) -> int | None:
-    """At most, of a thread of a team's program, with which three fit a multiprocessor."""
+    """Bound the registers of a thread of a team's program, so that three fit a multiprocessor."""
     rows, registers = FEWER_REGISTERS
     return registers if tile.rows <= rows and heads.C * heads.itemsize <= SMALL_KEY else None
 
 
 def _slots(B: int, is_helped: bool, has_teams: bool) -> int:
-    """That a program looks at; 1: at its own alone."""
+    """Count the slots that a program looks at; 1: its own alone."""
     if not is_helped and not has_teams:
         return 1
     return max(next_power_of_2(B), MIN_SLOTS if is_helped else MIN_TEAMED_SLOTS)
@@ -190,7 +190,7 @@ def _columns(num_rows: int, heads: Heads) -> int:
 
 
 def _sharing_tile(B: int, usual: int, most: int, heads: Heads) -> QueryTile:
-    """Where programs share splits: many small tiles for few rows; else one for most of a slot's."""
+    """Size tiles where programs share splits: small ones for few rows, else one for a slot."""
     small = query_tile(1, heads)
     if _programs(B, usual, small, heads) <= FEW:
         return small
@@ -199,7 +199,6 @@ def _sharing_tile(B: int, usual: int, most: int, heads: Heads) -> QueryTile:
 
 
 def _programs(B: int, query_len: int, tile: QueryTile, heads: Heads) -> int:
-    """Query tiles x kv heads."""
     return B * -(-query_len // _tokens(tile, heads)) * heads.G
 
 
@@ -221,5 +220,5 @@ def most_rows_in_parts(
 
 
 def _full(has_paths: bool) -> int:
-    """Programs that fill a GPU; with paths twice as many, from before these prefetched keys."""
+    """Count programs that fill a GPU; paths' number is from before these prefetched keys."""
     return 2 * FULL if has_paths else FULL

@@ -35,7 +35,7 @@ HELPERS = 264, 4
 
 
 def prepare_share_long(given: Pass) -> Repeated:
-    """For the query tiles of long slots: programs share their splits, and leave partial results."""
+    """Share the splits of long slots' query tiles among programs, which leave partial results."""
     plan, heads = given.plan, given.heads
     helpers, num_warps = SMALL_HELPERS if is_small(plan.tile, heads) else HELPERS
     return Repeated(
@@ -145,7 +145,7 @@ def _share_long_kernel(
 
 @jit
 def _place_of(item, shared, G: tl.constexpr, SLOTS: tl.constexpr):
-    """Of an item: its slot among the long ones and among all, split, query tile and kv head.
+    """Find an item's slot among the long ones and among all, its split, query tile and kv head.
 
     The split is negative where the slot has fewer than others.
     """
@@ -161,7 +161,7 @@ def _place_of(item, shared, G: tl.constexpr, SLOTS: tl.constexpr):
 def is_shared(
     slots, row_start, row_end, alone_keys, most, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr
 ):
-    """Whether the slot that has these rows is long, and so few are that they share."""
+    """Whether the slot that has these rows is long, and long slots are few enough to be shared."""
     positions_ptr, _, _, _ = slots
     first = tl.load(positions_ptr + row_start, cache_modifier=".cg")
     found = first + row_end - row_start > alone_keys
@@ -173,9 +173,9 @@ def is_shared(
 
 @jit
 def last_positions(slots, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr):
-    """The position of each slot's last row; -1 where it has no rows. [SLOTS]
+    """Find the position of each slot's last row; -1 where it has no rows. [SLOTS]
 
-    That of its first row and as many more as follow it, since the last ones may be padding.
+    It is that of its first row plus the rows after it, since the last ones may be padding.
     """
     positions_ptr, starts_ptr, B, query_len = slots
     b = tl.arange(0, SLOTS)
@@ -187,7 +187,7 @@ def last_positions(slots, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr):
 
 @jit
 def shared_slots(last, alone_keys, most):
-    """Which slots are long and share, and the place of each among them. [SLOTS]"""
+    """Find which slots are long and shared, and the place of each among them. [SLOTS]"""
     is_long = (last >= alone_keys).to(tl.int32)
     is_few = tl.sum(is_long, axis=0) <= most
     return (is_long > 0) & is_few, tl.cumsum(is_long, axis=0) - 1

@@ -24,7 +24,7 @@ def add_parts(
     LINE_COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The stored partial results of one row, as one without its peak.
+    """Add up the stored partial results of one row, to one without its peak.
 
     Totals [lanes, 1], values [lanes, COLUMNS // lanes] from `column` on: each lane of a warp has
     peaks and totals beside its own columns, so that no number changes lanes. The bits are those of
@@ -59,7 +59,7 @@ def lanes_of(COLUMNS):
 
 @jit
 def columns_of_lanes(column, COLUMNS: tl.constexpr):
-    """Those of each lane: [lanes, COLUMNS // lanes]."""
+    """Lay out the columns of each lane: [lanes, COLUMNS // lanes]."""
     LANES: tl.constexpr = lanes_of(COLUMNS)
     EACH: tl.constexpr = COLUMNS // LANES
     lane, each = tl.arange(0, LANES), tl.arange(0, EACH)
@@ -76,9 +76,9 @@ def load_parts(
     C: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """Of each part: peak and total [lanes], values [lanes, columns of each].
+    """Load parts: of each its peak and total [lanes], values [lanes, columns of each].
 
-    From index `end` on there are parts that change nothing.
+    From index `end` on parts change nothing.
     """
     loaded = ()
     for i in tl.static_range(AT_ONCE):
@@ -88,7 +88,7 @@ def load_parts(
 
 @jit
 def _load_part(parts, index, is_there, column, COLUMNS: tl.constexpr, C: tl.constexpr):
-    """As a tuple of one. Absent values are -0.0: with 0.0 added, -0.0 would become 0.0."""
+    """Load a part in a tuple. Absent values are -0.0: with 0.0 added, -0.0 would become 0.0."""
     acc_ptr, stats_ptr, row = parts
     at = row + index + tl.arange(0, lanes_of(COLUMNS)) * 0
     peak = tl.load(stats_ptr + at * 2, mask=is_there, other=float("-inf"))
@@ -102,7 +102,7 @@ def _load_part(parts, index, is_there, column, COLUMNS: tl.constexpr, C: tl.cons
 
 @jit
 def add_loaded(peak, total, acc, loaded, AT_ONCE: tl.constexpr, PDL: tl.constexpr):
-    """A partial result and those that `load_parts` found behind it."""
+    """Add parts that `load_parts` found after a partial result."""
     if loads_come_first(PDL):
         for i in tl.static_range(AT_ONCE):
             peak, total, acc = add_part(peak, total, acc, *loaded[i])
@@ -134,7 +134,7 @@ def drop_parts(
 ):
     """Forget values that nothing reads any more: COLUMNS from `column` on, of a row's parts.
 
-    In a program of one warp: another might not have read them yet.
+    A program of one warp must do it: another warp might not have read them yet.
     """
     acc_ptr, _, row = parts
     LINES: tl.constexpr = COLUMNS // LINE_COLUMNS  # of a part

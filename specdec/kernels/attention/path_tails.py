@@ -50,7 +50,7 @@ class TailPrograms(NamedTuple):
 
     of_slot: int  # as many as a slot's rows have parts, at most
     rows: int  # of a product
-    are_shared: bool  # by several nodes
+    are_shared: bool  # several nodes share one
 
     @staticmethod
     def of(max_query_len: int, path_len: int, heads: Heads) -> "TailPrograms":
@@ -87,12 +87,12 @@ def attend_paths(
     ROWS: tl.constexpr,
     SHARED: tl.constexpr,
 ):
-    """What a program does for its part of a slot's rows, 1, 2 or 4 nodes: leave partial results.
+    """Attend for a part of a slot's rows, 1, 2 or 4 nodes, and leave partial results.
 
     part: first all nodes in the split in which paths begin, then all in the next one, if one gets
     there. workspace: values, peaks and totals, results of a row. path: the caches and blocks,
-    positions, slots of the rows' paths, where these start, how many slots a row has. is_beside: as
-    of `begin_beside`
+    positions, slots of the rows' paths, where these start, how many slots a row has. is_beside: see
+    `begin_beside`
     """
     tl.static_assert(S == 64)
     acc_ptr, stats_ptr, NS = workspace
@@ -130,7 +130,7 @@ def attend_paths(
     block = first_block(keys, split, path_tile - 1, S)
     slot = _slots_of_tile(rows, keys, first_tile, -1, S, SHARED)
     begin_beside(is_beside, PDL)
-    # Up to 1,024 keys, and often behind more: all that a program needs is on its way at once, one
+    # Up to 1,024 keys, and often beyond: a program asks for all that it needs at once, one
     # tile. Each would take a microsecond after another.
     is_one_tile = (begin == path_tile) & (first_tile + S >= end)
     is_busy = is_needed & (first_row < row_end)
@@ -141,7 +141,7 @@ def attend_paths(
         is_stored = inside & has_keys  # there may be no place for more, where splits are shared
         first_part = (t * H + head).to(tl.int64) * NS + (split if IS_SPLIT else 1 + is_next)
         if not IS_SPLIT:
-            # combine.py looks for two partial results behind all before, which are one
+            # combine.py looks for two partial results after all others, which are one
             is_stored = inside & (has_keys | (is_next == 0))
             is_without = inside & (is_next == 0) & ((position < border) | ~is_on_path)
             store_kept(stats_ptr + (first_part + 1) * 2, float("-inf"), is_without)
@@ -186,14 +186,14 @@ def attend_paths(
 
 @jit
 def _shift(num_keys, SHARED: tl.constexpr):
-    """A node has 2 to that power columns, for so many own keys from the beginning of a step on."""
+    """Shift by this to get a node's columns, for its own keys from the beginning of a step on."""
     shift = tl.where(num_keys <= 16, 4, tl.where(num_keys <= 32, 5, 6))
     return shift if SHARED > 0 else tl.full((), 6, tl.int32)
 
 
 @jit
 def _is_seen(slot, node, shift, SHARED: tl.constexpr):
-    """Which columns of a tile each row sees. [rows, columns]"""
+    """Say which columns of a tile each row sees. [rows, columns]"""
     i = tl.arange(0, slot.shape[0])
     is_mine = (i < SHARED)[None, :] | (((i - SHARED) >> shift)[None, :] == node[:, None])
     return (slot >= 0)[None, :] & is_mine
@@ -206,10 +206,10 @@ def _are_numbers(x):
 
 @jit
 def _slots_of_tile(rows, keys, start, only, S: tl.constexpr, SHARED: tl.constexpr):
-    """The cache slot of the key in each column of a tile, -1: there is none. [SHARED + S]
+    """Find the cache slot of the key in each column of a tile, -1: there is none. [SHARED + S]
 
-    First those that all nodes share, up to the step of 16 keys in which paths begin. Then, node by
-    node, those from this step on. only: of one node alone; -1: of all
+    First come those that all nodes share, up to the step of 16 keys in which paths begin. Then,
+    node by node, those from this step on. only: of one node alone; -1: of all
     """
     first_row, row_end, shift, positions_ptr, slots_ptr, path_start, D1 = rows
     i = tl.arange(0, SHARED + S)
@@ -232,7 +232,7 @@ def _slots_of_tile(rows, keys, start, only, S: tl.constexpr, SHARED: tl.constexp
 
 @jit
 def _load_path_keys(keys, slot, g, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr):
-    """Keys and values [columns, block of C] of a tile."""
+    """Load keys and values [columns, block of C] of a tile."""
     k_ptr, v_ptr, _ = keys
     # 32 bits number the keys of all heads, as long as they take less than 500 GB
     at = ((slot // S * G + g) * S + slot % S).to(tl.int64)[:, None] * C + columns(C)[None, :]
@@ -243,7 +243,7 @@ def _load_path_keys(keys, slot, g, G: tl.constexpr, S: tl.constexpr, C: tl.const
 
 
 def paths_of_tiles(paths: Paths, rows: Tensor, reqs: Tensor) -> Paths:
-    """For each query tile of the twin: slots [tiles, 8, D + 1], starts [tiles].
+    """Look up, for each query tile of the twin: slots [tiles, 8, D + 1], starts [tiles].
 
     rows: [tiles x 8] row of the step, T = no row. reqs: [tiles] batch slot.
     """
@@ -286,5 +286,5 @@ def path_tails_ref(
 
 
 def _for_each_row(x: Tensor) -> Tensor:
-    """Every tile 8 times: [tiles, ...] to [tiles x 8, ...]."""
+    """Repeat every tile 8 times: [tiles, ...] to [tiles x 8, ...]."""
     return x.repeat_interleave(TILE_ROWS, dim=0)

@@ -1,4 +1,4 @@
-"""What a step says of its query rows: where they are, and where the keys of each lie."""
+"""The query rows of a step: where they are, and where the keys of each lie."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +35,7 @@ def plan_tiles(query_lens: Sequence[int], num_rows: int, device: torch.device) -
 class Paths:
     """Where the last keys of each row lie: those at positions starts .. position of the row.
 
-    slots:  entry j is the cache slot of the key at position starts + j, -1 behind the row's own
+    slots:  entry j is the cache slot of the key at position starts + j, -1 after the row's own
     starts: for each batch slot, at most the position of its first row
     """
 
@@ -73,11 +73,11 @@ class QueryRows:
 
     @property
     def num_rows(self) -> int:
-        """Padding too."""
+        """Count the rows, padding included."""
         return self.positions.shape[0]
 
     def with_launches(self, launches: list[Callable[..., None]]) -> "QueryRows":
-        """The same with these kernels, or with a list that the first launch fills."""
+        """Share these kernels, or a list that the first launch fills."""
         rows = replace(self)
         object.__setattr__(rows, "launches", launches)
         return rows

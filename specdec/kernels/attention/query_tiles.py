@@ -1,4 +1,4 @@
-"""The query tiles that programs may have, and which is meant for a pass."""
+"""The query tiles that programs may have, and which one serves a pass."""
 
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ class Heads(NamedTuple):
 
 
 def query_tile(query_rows: int, heads: Heads) -> QueryTile:
-    """The last of QUERY_TILES that is meant for this many query rows of a batch slot."""
+    """Pick the last of QUERY_TILES that is meant for this many query rows of a batch slot."""
     return [tile for tile in QUERY_TILES if _is_meant(tile, query_rows, heads)][-1]
 
 

@@ -1,4 +1,4 @@
-"""Several batch slots whose splits programs share, in proportion to the keys of each.
+"""The kernel in which programs share the splits of several slots, in proportion to their keys.
 
 Programs come in teams, each with one program for every place of a query tile in its slot and every
 kv head. Each slot gets one team, and the others are dealt out by keys: a long slot has many, a
@@ -36,7 +36,7 @@ from specdec.kernels.repeated import Repeated
 
 
 def prepare_share(given: Pass) -> Repeated:
-    """For the query tiles of several slots: teams share their splits, and leave partial results."""
+    """Share the splits of several slots' query tiles among teams, which leave partial results."""
     plan, heads = given.plan, given.heads
     return Repeated(
         _share_splits_kernel,
@@ -136,7 +136,7 @@ def _share_splits_kernel(
 
 @jit
 def _teams_of(num_keys, teams):
-    """The first team of each slot, and how many it has: 0 where num_keys is. [SLOTS]"""
+    """Find the first team of each slot, and how many it has: 0 where num_keys is. [SLOTS]"""
     is_there = (num_keys > 0).to(tl.int32)
     num_keys = num_keys.to(tl.int64)
     others = teams - tl.sum(is_there, axis=0)

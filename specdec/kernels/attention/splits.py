@@ -4,6 +4,7 @@ A partial result of a query row is a peak (of its scores), a total (of 2 to the 
 peak) and the values weighted by these powers; it starts as -inf, 0 and 0. `attend_tile` takes 64
 more keys into it, `add_part` adds one of later keys. Every kernel of attention is made of these
 two, on the same tiles in the same order, which is why all of them give a row the same bits.
+
 Tried: keys and values on the wide side of the product, as exact, but slower from 64 requests on.
 """
 
@@ -18,7 +19,7 @@ from specdec.kernels.invariant import ROWS, blocked_exp, tree_sum
 
 
 def num_splits(num_keys: int) -> int:
-    """How many splits cover this many keys; the inverse of `split_start`."""
+    """Count the splits that cover this many keys; the inverse of `split_start`."""
     sizes = (64, min(num_keys, 1024)), (128, 3072), (256, 4096), (512, num_keys)
     count = 0
     for size, keys in sizes:
@@ -28,13 +29,13 @@ def num_splits(num_keys: int) -> int:
 
 
 def tiles_of_split(split: int) -> int:
-    """Of 64 keys; by the borders of `split_start`."""
+    """Count the tiles of 64 keys in a split, by the borders of `split_start`."""
     return 1 if split < 16 else 2 if split < 40 else 4 if split < 56 else 8
 
 
 @jit
 def split_start(split):
-    """First key of a split; any number of splits."""
+    """Find the first key of a split; any number of splits."""
     start = tl.where(split < 16, split * 64, 1024 + (split - 16) * 128)
     start = tl.where(split < 40, start, 4096 + (split - 40) * 256)
     return tl.where(split < 56, start, 8192 + (split - 56) * 512)
@@ -42,7 +43,6 @@ def split_start(split):
 
 @jit
 def split_of(key):
-    """The split that holds a key."""
     split = tl.where(key < 1024, key // 64, 16 + (key - 1024) // 128)
     split = tl.where(key < 4096, split, 40 + (key - 4096) // 256)
     return tl.where(key < 8192, split, 56 + (key - 8192) // 512)
@@ -64,7 +64,7 @@ def attend_split(
     C: tl.constexpr,
     SKIP: tl.constexpr,
 ):
-    """Of one split's keys: peak and total [rows] of the powers of 2, weighted values.
+    """Attend to one split: peak and total [rows] of the powers of 2, weighted values.
 
     q, weighted values: [rows, block of C]; see head_columns.py. keys: the caches of keys and
     values, and the request's blocks [M]. block: of the split's first key, where the next one is
@@ -102,9 +102,9 @@ def attend_split(
 def attend_all(
     q, keys, position, last, scale, g, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr
 ):
-    """Of all keys, split by split: peak, total and weighted values; as of `attend_split`.
+    """Attend to all keys, split by split: peak, total and weighted values, as in `attend_split`.
 
-    In one loop, so that the next tiles are on their way across the borders of splits, too.
+    One loop serves all splits, so that the next tiles are on their way across their borders, too.
     """
     peak, total, acc = no_keys(q.shape[0], C)
     none, nothing, zeros = no_keys(q.shape[0], C)
@@ -133,13 +133,12 @@ def attend_all(
 
 @jit
 def first_block(keys, split, last, S: tl.constexpr):
-    """The block of a split's first key."""
     return block_at(keys, split_start(split), last, S)
 
 
 @jit
 def block_at(keys, key, last, S: tl.constexpr):
-    """The block of a key up to key `last`; 0 where there is none."""
+    """Look up the block of a key up to key `last`; 0 where there is none."""
     is_there = (key >= 0) & (key <= last)
     return tl.load(keys[2] + key // S, mask=is_there, other=0, cache_modifier=".cg")
 
@@ -156,7 +155,7 @@ def load_keys(
     C: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """Keys and values [S, block of C] of a tile; IS_MASKED: 0 after key `last`."""
+    """Load keys and values [S, block of C] of a tile; IS_MASKED: 0 after key `last`."""
     k_ptr, v_ptr, _ = keys
     c, s = columns(C), tl.arange(0, S)
     at = (block * G + g) * S * C + s[:, None] * C + c[None, :]
@@ -177,7 +176,6 @@ def load_keys(
 
 @jit
 def no_keys(ROWS: tl.constexpr, C: tl.constexpr):
-    """The partial result of rows that have seen no key."""
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     return peak, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, block_of(C)), tl.float32)
 
@@ -204,7 +202,7 @@ def attend_tile(q, k, v, is_seen, scale, peak, total, acc):
 
 @jit
 def add_part(peak, total, acc, part_peak, part_total, part_acc):
-    """A partial result and one of later keys, of the same rows, as one: acc [rows, C]."""
+    """Add a partial result of later keys to one of the same rows: acc [rows, C]."""
     decay, weight, peak = weigh(peak, part_peak)
     total = tl.fma(total, decay, part_total * weight)
     decays = tl.broadcast_to(decay[:, None], acc.shape)
@@ -213,13 +211,13 @@ def add_part(peak, total, acc, part_peak, part_total, part_acc):
 
 @jit
 def finite(peak):
-    """A peak to subtract: 0 where a row has seen no key."""
+    """Make a peak safe to subtract: 0 where a row has seen no key."""
     return tl.where(peak == float("-inf"), 0.0, peak)
 
 
 @jit
 def weigh(peak, other):
-    """Factors that bring two partial results to their common peak, and that peak."""
+    """Find the factors that bring two partial results to their common peak, and that peak."""
     both = tl.maximum(peak, other)
     return tl.exp2(peak - finite(both)), tl.exp2(other - finite(both)), both
 

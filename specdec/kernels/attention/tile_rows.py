@@ -9,7 +9,7 @@ from specdec.kernels.head_columns import columns, inside_columns
 
 @jit
 def rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM: tl.constexpr):
-    """The first row of a batch slot, and the row after its last; b: one or several below B."""
+    """Find the first row of a batch slot, and the row after its last; b: one or several below B."""
     if IS_UNIFORM:
         start = b * query_len
         end = start + query_len
@@ -29,7 +29,7 @@ def rows_of_tile(
     GROUP: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Of a query tile's rows: row of the pass, head, whether it is one [rows]."""
+    """Find a query tile's rows: row of the pass, head, whether it is one [rows]."""
     i = tl.arange(0, TOKENS * GROUP)
     t = first_row + i // GROUP
     return t, g * (H // G) + i % GROUP, (t < row_end) & (i % GROUP < H // G)
@@ -46,9 +46,9 @@ def tile_of(
     GROUP: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Of a query tile's rows: what `rows_of_tile` says, and its position, or -1 [rows].
+    """Find a query tile's rows, as `rows_of_tile` does, and their positions, or -1 [rows].
 
-    And the smallest and the largest position; the largest is -1 without rows.
+    The smallest and the largest position follow; the largest is -1 without rows.
     """
     t, head, inside = rows_of_tile(first_row, row_end, g, H, G, GROUP, TOKENS)
     position = tl.load(positions_ptr + t, mask=inside, other=-1, cache_modifier=".cg")
@@ -59,19 +59,19 @@ def tile_of(
 
 @jit
 def state_row_of(b, idx_ptr):
-    """That of a batch slot's request; -1: it has none."""
+    """Find the state row of a batch slot's request; -1: it has none."""
     return tl.load(idx_ptr + b, cache_modifier=".cg")
 
 
 @jit
 def keys_of(row, k_ptr, v_ptr, block_table_ptr, R, M):
-    """The caches, and the blocks of the request in a state row."""
+    """Find the caches, and the blocks of the request in a state row."""
     return k_ptr, v_ptr, block_table_ptr + tl.where(row < 0, R, row) * M
 
 
 @jit
 def load_queries(q_ptr, t, head, inside, H: tl.constexpr, C: tl.constexpr):
-    """Queries [rows, block of C] of a query tile."""
+    """Load the queries [rows, block of C] of a query tile."""
     q_at = (t * H + head)[:, None] * C + columns(C)[None, :]
     is_there = inside_columns(inside, C)
     return tl.load(q_ptr + q_at, mask=is_there, other=0.0, cache_modifier=".cg")

@@ -1,4 +1,4 @@
-"""The torch twin: in tiles of 8 query rows by 64 keys, in powers of e and without splits."""
+"""The torch twin of attention: tiles of 8 query rows by 64 keys, powers of e, no splits."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from specdec.kernels.invariant import ROWS
 
 
 def paged_attention_ref(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
-    """In tiles of 8 query rows of one request, by rows.tiles; rows in no tile become 0."""
+    """Attend in tiles of 8 query rows of one request, by rows.tiles; rows in no tile become 0."""
     tiles = rows.tiles or _tiles_of(rows)
     q_THC, out_THC = q_THC[: rows.num_rows], out_THC[: rows.num_rows]
     _, _, G, S, C = cache.shape
@@ -40,7 +40,7 @@ def paged_attention_ref(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: Que
 
 
 def _tiles_of(rows: QueryRows) -> TilePlan:
-    """The tiles of ragged rows, in as many for each batch slot as the longest may need."""
+    """Cut ragged rows into tiles, as many for each batch slot as the longest may need."""
     starts = rows.query_start_loc
     assert starts is not None, "the twin needs a tile plan, or query_start_loc"
     per_slot = -(-rows.max_query_len // ROWS)

@@ -1,9 +1,9 @@
 """The kernel that walks the keys of query tiles, split by split.
 
-A program takes all splits of its tile, adds them up and writes the rows; or programs share them and
-leave a partial result of each (combine.py), where there is one slot (of several: shared_splits.py)
-or rows are those of trees. These have their last keys elsewhere: programs of their own attend to
-them (path_tails.py), and all leave partial results. Tiles of long slots may be left out
+A program takes all splits of its tile, adds them up and writes the rows. Or programs share them and
+leave a partial result of each (combine.py): where there is one slot (several: shared_splits.py), or
+where rows are those of trees. Trees' rows have their last keys elsewhere: programs of their own
+attend to them (path_tails.py), and all leave partial results. Tiles of long slots may be left out
 (long_slots.py), and so may the shared keys of large trees (wide_walk.py).
 """
 
@@ -39,11 +39,11 @@ from specdec.kernels.repeated import Repeated
 
 
 def prepare_walk(given: Pass) -> Repeated:
-    """For each query tile and kv head: one program, or as many as share its splits."""
+    """Prepare one program for each query tile and kv head, or as many as share its splits."""
     rows, plan, heads = given.rows, given.plan, given.heads
     in_one_loop = not plan.is_split and not plan.tile.skips_masks
     paths = rows.paths
-    has_parts = plan.is_split or paths is not None  # in memory that rows before may still use
+    has_parts = plan.is_split or paths is not None  # in memory that earlier rows may still use
     is_beside = plan.is_helped or plan.is_wide or (rows.is_beside and not has_parts)
     sharers = min(given.parts.num_splits, plan.sharers) if plan.is_split else 1
     grid = plan.query_tiles, heads.G, sharers
@@ -216,7 +216,7 @@ def _paged_attention_kernel(
     # waits for all of them (overlap.py).
     if IS_SPLIT and LOOKS_FIRST:  # noqa: SIM102  # what is compiled
         if turn > 0:
-            # all rows: behind a slot's own there may be padding, at position 0
+            # all rows: after a slot's own there may be padding, at position 0
             row = row_start + tile * TOKENS + tl.arange(0, TOKENS)
             is_row = row < row_end
             found = tl.load(positions_ptr + row, mask=is_row, other=-1, cache_modifier=".cg")

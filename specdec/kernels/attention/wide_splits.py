@@ -64,15 +64,14 @@ def tiles_of_slot(given: Pass) -> int:
 
 
 def num_merged(count: int, sharers: int) -> int:
-    """Of so many splits, the first ones whose results are left as one.
+    """Count the first of `count` splits whose results are left as one.
 
     At least one, if there are any, so that the last program always merges (`merges`).
 
     Only splits of one tile. Of 14 to 16 programs one adds up as many while the others take the
     rest, if to leave a result costs as much as a tile, as it does on an H200; to add one up, a
     fifth of that. Of fewer programs the others take longer, but there are more slots, whose results
-    the cache may not hold: with 4 slots behind 4,096 keys it pays. None where one program takes
-    all.
+    the cache may not hold: with 4 slots of 4,096 keys it pays. None where one program takes all.
     """
     if sharers == 1:
         return 0
@@ -138,7 +137,6 @@ def num_sharing(begin, sharers, fewer):
 
 @jit
 def _tiles_and_results(count):
-    """Of the first `count` splits, together."""
     return split_start(count) // 64 + count
 
 
@@ -178,5 +176,5 @@ def merged_before(begin, sharing):
 
 @jit
 def tiles_of(split):
-    """Of 64 keys."""
+    """Count the tiles of 64 keys in a split."""
     return (split_start(split + 1) - split_start(split)) // 64

@@ -11,7 +11,7 @@ from specdec.kernels.attention.splits import num_splits
 
 
 def workspace_size(num_rows: int, num_heads: int, head_dim: int, max_seq_len: int) -> int:
-    """Elements for the partial results of so many rows: values, peak and total of each split."""
+    """Count elements for the partial results of rows: values, peak and total of each split."""
     return num_rows * num_heads * num_splits(max_seq_len) * (head_dim + 2)
 
 
@@ -28,7 +28,7 @@ class Parts(NamedTuple):
 
 
 def room_for_parts(rows: QueryRows, plan: Launch, H: int, C: int, device: torch.device) -> Parts:
-    """In the workspace; where rows need more than it has, in memory of its own."""
+    """Take room in the workspace; rows that need more than it has get memory of their own."""
     splits = num_splits(rows.max_seq_len)
     num_rows, num_long = rows.num_rows, 0
     if plan.is_helped:
@@ -44,7 +44,7 @@ def room_for_parts(rows: QueryRows, plan: Launch, H: int, C: int, device: torch.
 
 
 def _long_slots_with_room(rows: QueryRows, H: int, C: int) -> int:
-    """As many as the workspace holds; without one, all."""
+    """Count the long slots that the workspace holds; without one, all."""
     B = len(rows.idx_mapping)
     if rows.workspace is None:
         return B

@@ -1,23 +1,23 @@
 """x W^T for many rows on a Hopper GPU: one program a multiprocessor, its warps with roles.
 
 One warp lets the copy engine fill a ring of tiles of W and x. Two or three groups of four warps
-multiply: 64 rows of the tile of W each, all of its rows of x, with the products in flight while the
-next tiles arrive. Results leave through shared memory, in whole lines, while the next tile is
-multiplied; those of 16 bits are held in registers and leave piece by piece then. Of gate and up
-rows with tiles of x of 256 rows 8 and 8 take turns, so that one product has both. W is no launch's
-result, so its first tiles are read before the launch before this one has ended.
+multiply: 64 rows of the tile of W each by all of its rows of x, with the products in flight while
+the next tiles arrive. Results leave through shared memory, in whole lines, while the next tile is
+multiplied; results of 16 bits are held in registers and leave piece by piece then. With tiles of x
+of 256 rows, 8 gate and 8 up rows take turns, so that one product has both. No launch writes W, so
+its first tiles are read before the launch before this one has ended.
 
 A sum has the order that linear.py describes, and its bits: W is on the wide side, a split adds 16
 of K after another, and a program that walks all splits adds them in order.
 
-Tiles seldom divide by the multiprocessors, and those of a last turn would leave many idle: their
-rows are cut, so that more programs have some.
+The number of tiles is seldom a multiple of the multiprocessors, and those of a last turn would
+leave many idle: their rows are cut, so that more programs have some.
 
 To be read in this order:
 1. launch.py: the launch on the host, with form.py (what a compiled kernel is for, and the tuples
    that its functions share) and descriptors.py (matrices as the copy engine takes them);
 2. kernel.py: the shared memory of a program, and which warps have which role;
-3. items.py: which tiles of results a program makes, the same for all of its warps;
+3. items.py: which tiles of results a program makes, equal for all of its warps;
 4. copying.py: the role of the one warp;
 5. multiplying.py: the role of four warps, with products.py (the sums of an item), results.py (bias,
    SwiGLU, and out) and late.py (results held for the next tile).

@@ -13,7 +13,7 @@ from specdec.kernels.tiles import Tiles, rows_to_read
 def describe_weight(
     weight_NK: Tensor, N: int, tiles: Tiles, has_turns: bool
 ) -> tuple[GluonDescriptor, GluonDescriptor]:
-    """The gate rows and the up rows, or all rows twice."""
+    """Describe the gate rows and the up rows, or all rows twice."""
     rows = tiles.block_n if tiles.block_n == BLOCK_N else 64  # no power of two: a group's
     if has_turns:
         desc = _describe_turns(weight_NK, rows)
@@ -22,7 +22,7 @@ def describe_weight(
 
 
 def describe_rows(x_TK: Tensor, block_m: int, rest: int) -> tuple[GluonDescriptor, GluonDescriptor]:
-    """In blocks of block_m rows, and of `rest` rows."""
+    """Describe rows in blocks of block_m, and in blocks of `rest`."""
     num_rows = rows_to_read(x_TK)
     descs = [describe(x_TK, rows) for rows in dict.fromkeys((block_m, rest))]
     for desc in descs:
@@ -31,7 +31,7 @@ def describe_rows(x_TK: Tensor, block_m: int, rest: int) -> tuple[GluonDescripto
 
 
 def describe_out(out_STN: Tensor, columns: int, groups: int) -> GluonDescriptor:
-    """In blocks that two of each group fit into what the ring leaves."""
+    """Describe results in blocks, two of each group, that fit into what the ring leaves."""
     rows = OUT_ROWS if groups == 2 else OUT_ROWS * 2 // out_STN.element_size()
     shape, strides = list(out_STN.shape), list(out_STN.stride())
     layout = _shared_layout(out_STN.dtype, 3, min(128, columns * out_STN.element_size()))
@@ -39,14 +39,14 @@ def describe_out(out_STN: Tensor, columns: int, groups: int) -> GluonDescriptor:
 
 
 def describe(matrix: Tensor, rows: int, block_k: int = BLOCK_K) -> GluonDescriptor:
-    """A matrix in blocks of so many rows and columns."""
+    """Describe a matrix in blocks of these rows and columns."""
     shape, strides = list(matrix.shape), list(matrix.stride())
     layout = _shared_layout(matrix.dtype, 2)
     return GluonDescriptor(matrix, shape, strides, [rows, block_k], layout)
 
 
 def _describe_turns(weight_NK: Tensor, rows: int) -> GluonDescriptor:
-    """[2N, K] as [N / 8, 2, 8, K]: a block has 8 gate rows, the up rows beside them, 8 more."""
+    """View [2N, K] as [N / 8, 2, 8, K]: in a block 8 gate rows, the up rows beside them, 8 more."""
     N, K = len(weight_NK) // 2, weight_NK.shape[1]
     row = weight_NK.stride(0)
     shape, strides = [N // 8, 2, 8, K], [8 * row, N * row, row, 1]

@@ -29,7 +29,7 @@ class Form(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Sizes that a product has."""
+    """The sizes of a product."""
 
     T: object
     N: object

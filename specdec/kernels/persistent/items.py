@@ -1,7 +1,7 @@
-"""Which items of work a program has. An item is a tile of results: of one split, or of all walked.
+"""The items of work of a program. An item is a tile of results: of one split, or of all walked.
 
-First come whole items, in turns of all programs. Those of a last turn are cut into parts of their
-rows, and so are items that end behind the last row of x, whose empty parts no program makes.
+First come whole items, in turns of all programs. Items of a last turn are cut into parts of their
+rows, and so are items that end after the last row of x, whose empty parts no program makes.
 """
 
 from typing import NamedTuple

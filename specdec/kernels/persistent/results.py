@@ -43,7 +43,7 @@ def _activated(sums, up, bias_ptr, n0, N, FORM: gl.constexpr):
 
 @gluon_jit
 def bias_beside(bias_ptr, n0, N, sums):
-    """As a column beside a tile of sums, float32."""
+    """Load the bias as a column beside a tile of sums, float32."""
     n = n0 + gl.arange(0, sums.shape[0], layout=gl.SliceLayout(1, sums.type.layout))
     return gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
 
@@ -77,7 +77,7 @@ def gated(sums, up):
 
 @gluon_jit
 def write(results, split, m0, n0, y, num_written, GROUP: gl.constexpr):
-    """Results [n, rows] to rows m0 on, a buffer at a time; each group's two take turns."""
+    """Write results [n, rows] to rows m0 on, a buffer at a time; each group's two take turns."""
     ROWS: gl.constexpr = y.shape[1]
     if results.buffers.shape[2] < ROWS:
         halves = y.reshape([y.shape[0], 2, ROWS // 2]).permute((0, 2, 1)).split()

@@ -31,7 +31,7 @@ PIVOTS = 16  # each pass of the search leaves one of this many parts
 
 
 class Limits(NamedTuple):
-    """What T rows keep."""
+    """The limits of T rows."""
 
     temperatures: Tensor  # [T] float32; 0 = greedy: no limit
     log_min_p: Tensor  # [T] float32, -inf = off
@@ -40,7 +40,7 @@ class Limits(NamedTuple):
 
 
 def support_floor(logits_TV: Tensor, limits: Limits) -> Tensor:
-    """[T] float32, -inf where no limit is set."""
+    """Find the floor [T] float32, -inf where no limit is set."""
     return pick(logits_TV, launch_support_floor, support_floor_ref)(logits_TV, limits)
 
 

@@ -73,7 +73,7 @@ def gather_kernel(
 
 @jit
 def _bins_of_floor(bins_ptr, mass, log_min_p, top_k, top_p, NUM_BINS: tl.constexpr):
-    """The first and the last bin in which the last kept token may lie."""
+    """Find the first and the last bin in which the last kept token may lie."""
     i = tl.arange(0, NUM_BINS)
     counts = tl.load(bins_ptr + i)
     # the bin where min-p or top-k end; the last one where neither does

@@ -99,7 +99,7 @@ def search_kernel(
 
 @jit
 def _bounds(is_whole, first, last, top, NUM_BINS: tl.constexpr):
-    """A key below and one above all that are searched."""
+    """Find a key below and one above all that are searched."""
     low, high = least_key(), key_of(top).to(tl.int64)
     if is_whole == 0:
         # bins are rounded, so their edges leave some room
@@ -111,7 +111,7 @@ def _bounds(is_whole, first, last, top, NUM_BINS: tl.constexpr):
 
 @jit
 def _kth_key(source, low, high, top_k, above, PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """The greatest key that top_k tokens reach, of which `above` lie over all of the source."""
+    """Find the greatest key that top_k tokens reach; `above` lie over all of the source."""
     while low < high:
         step = (high - low) // PIVOTS + 1
         pivots = tl.minimum(low + step * tl.arange(0, PIVOTS), high).to(tl.int32)
@@ -125,7 +125,7 @@ def _kth_key(source, low, high, top_k, above, PIVOTS: tl.constexpr, BLOCK: tl.co
 
 @jit
 def _key_of_mass(source, low, high, limit, before, top, PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """The least key with less than the limit strictly above it, `before` included."""
+    """Find the least key with less than the limit strictly above it, `before` included."""
     while low < high:
         step = (high - low) // PIVOTS + 1
         ends = tl.minimum(low + step * (tl.arange(0, PIVOTS) + 1) - 1, high)
@@ -139,14 +139,14 @@ def _key_of_mass(source, low, high, limit, before, top, PIVOTS: tl.constexpr, BL
 
 @jit
 def _mass_from(source, key, top, PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """The mass of the keys that are at least this one."""
+    """Sum the mass of the keys that are at least this one."""
     pivots = tl.zeros((PIVOTS,), tl.int32) + key.to(tl.int32)
     return tl.max(_masses_from(source, pivots, top, PIVOTS, BLOCK), axis=0)
 
 
 @jit
 def _counts_from(source, pivots, PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Of each pivot, how many tokens have a key that is at least it."""
+    """Count, for each pivot, the tokens whose key is at least it."""
     counts = tl.zeros((PIVOTS,), tl.int32)
     for start in range(0, source[1], BLOCK):
         key, count = _load_keys(source, start, BLOCK)
@@ -156,7 +156,7 @@ def _counts_from(source, pivots, PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
 
 @jit
 def _masses_from(source, pivots, top, PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Of each pivot, the mass of the tokens whose key is at least it."""
+    """Sum, for each pivot, the mass of the tokens whose key is at least it."""
     masses = tl.zeros((PIVOTS,), tl.int64)
     for start in range(0, source[1], BLOCK):
         key, count = _load_keys(source, start, BLOCK)
@@ -167,7 +167,7 @@ def _masses_from(source, pivots, top, PIVOTS: tl.constexpr, BLOCK: tl.constexpr)
 
 @jit
 def _load_keys(source, start, BLOCK: tl.constexpr):
-    """BLOCK keys from `start`, and how many tokens have each; 0 after the end."""
+    """Load BLOCK keys from `start`, and how many tokens have each; 0 after the end."""
     is_whole, n, row_ptr, temperature, keys_ptr, num_keys = source
     i = start + tl.arange(0, BLOCK)
     if is_whole:

@@ -1,4 +1,4 @@
-"""What a logit is to support_floor: a value, a key, a mass and a bin.
+"""A logit as support_floor sees it: a value, a key, a mass and a bin.
 
 value: logit / temperature; -inf for what is not finite, which counts as masked.
 key:   an integer in the order of the values, so that a search between two keys ends at a value.
@@ -23,7 +23,7 @@ def has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
 
 @jit
 def load_values(row_ptr, start, V, temperature, BLOCK: tl.constexpr):
-    """The values of BLOCK columns from `start`."""
+    """Load the values of BLOCK columns from `start`."""
     column = start + tl.arange(0, BLOCK)
     x = tl.load(row_ptr + column, mask=column < V, other=float("-inf"))
     x = tl.where(x < float("inf"), x, float("-inf"))
@@ -34,28 +34,27 @@ def load_values(row_ptr, start, V, temperature, BLOCK: tl.constexpr):
 
 @jit
 def row_top(tops_ptr, tiles, TILES: tl.constexpr):
-    """The greatest value of a row, from those of its tiles."""
+    """Find the greatest value of a row, from those of its tiles."""
     i = tl.arange(0, TILES)
     return tl.max(tl.load(tops_ptr + i, mask=i < tiles, other=float("-inf")), axis=0)
 
 
 @jit
 def key_of(x):
-    """-0.0 has the key of 0.0."""
+    """Map a value to its key; -0.0 has the key of 0.0."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @jit
 def value_of(key):
-    """-inf for a key that no value has."""
+    """Map a key back to its value; -inf for a key that no value has."""
     x = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
     return tl.where(x > float("-inf"), x, float("-inf"))
 
 
 @jit
 def least_key():
-    """A key below those of all values."""
     return tl.full((), -2147483648, tl.int64)
 
 
@@ -66,7 +65,6 @@ def mass_of(x, top):
 
 @jit
 def bin_at(distance, NUM_BINS: tl.constexpr):
-    """The bin at this distance below the top."""
     distance = tl.minimum(distance, 40.0)
     near, far = (distance * 8.0).to(tl.int32), 96 + ((distance - 12.0) * 1.6).to(tl.int32)
     return tl.minimum(tl.where(distance < 12.0, near, far), NUM_BINS - 1)
@@ -74,6 +72,6 @@ def bin_at(distance, NUM_BINS: tl.constexpr):
 
 @jit
 def edge_of(bin):
-    """How far below the top a bin begins."""
+    """Find how far below the top a bin begins."""
     bin = bin.to(tl.float32)
     return tl.where(bin < 96.0, bin * 0.125, 12.0 + (bin - 96.0) * 0.625)

@@ -352,7 +352,7 @@ class Engine:
         for b, request in enumerate(work.verifying):
             drafts = result.draft_tokens[b]
             first = row
-            row += 1 + len(drafts) if work.shared_rows else work.kept_len
+            row += 1 + len(drafts) if work.shared_rows else work.max_num_sampled
             if request.finish is not None:
                 continue
             num_accepted = result.num_accepted[b]
@@ -421,7 +421,7 @@ class Engine:
             if part.samples:
                 self._totals.prompt_ended(request)
                 tokens = result.sampled_tokens[len(work.verifying) + i][:1]
-                num_kept = work.shared_rows or len(work.verifying) * work.kept_len
+                num_kept = work.shared_rows or len(work.verifying) * work.max_num_sampled
                 self._append(request, tokens, result.logprobs, num_kept + i)
                 changed.append(request)
         return changed

@@ -135,7 +135,7 @@ class Acts:
         V = step.num_verified if step.parts else B
         if step.verifies_trees:
             cache = self.target.contexts.kv_cache
-            of_trees = TreeRows(step.query_len, step.kept_len)
+            of_trees = TreeRows(step.query_len, step.max_num_sampled)
             commit_trees(self.buffers, self.state, V, of_trees, cache, step.flags.bad_words)
         elif V > 0:
             is_shared = step.shared_rows > 0
@@ -158,8 +158,8 @@ class Acts:
         how = step.passes.draft_prefill
         assert how is not None, step
         num_prompt_rows = step.num_tokens - step.num_verify_rows
-        num_rows = max(V * step.kept_len + num_prompt_rows, how.descriptor.num_tokens)
-        of_trees = TreeRows(step.query_len, step.kept_len)
+        num_rows = max(V * step.max_num_sampled + num_prompt_rows, how.descriptor.num_tokens)
+        of_trees = TreeRows(step.query_len, step.max_num_sampled)
         gather_paths(self.buffers, V, of_trees, num_prompt_rows, num_rows)
 
     def prefill_draft(self, step: Step) -> None:

@@ -121,7 +121,7 @@ class Sampler:
             token_T=token_T,
             position_T=position_T,
             start_T=buffers.sample_starts[:S],
-            longest=step.kept_len if R > 0 else 1,
+            longest=step.max_num_sampled if R > 0 else 1,
             path_TD=self._paths(R, S) if step.verifies_trees else None,
         )
         return rows, hidden_TD
@@ -137,11 +137,11 @@ class Sampler:
         return path_TD
 
     def _kept_rows(self, step: Step) -> Tensor:
-        """List the decided rows of accepted paths, kept_len a slot, then those of prompts."""
+        """List decided rows: of accepted paths, max_num_sampled a slot, then those of prompts."""
         tree = self.buffers.tree
         assert tree is not None, "buffers of an engine that drafts chains"
         R = step.num_verify_rows
-        path_BQ = tree.walked[: step.num_verified, : step.kept_len]
+        path_BQ = tree.walked[: step.num_verified, : step.max_num_sampled]
         first_B1 = torch.arange(0, R, step.query_len, device=path_BQ.device)[:, None]
         of_prompts = torch.arange(R, step.num_decided, device=path_BQ.device)
         return torch.cat([(first_B1 + path_BQ.clamp(min=0)).flatten(), of_prompts])
@@ -171,14 +171,14 @@ class Sampler:
         if step.shared_rows:  # p/q, which keeps other tokens than were chosen, has no such steps
             verified_T = self.buffers.target_tokens[: step.shared_rows]
         else:
-            verified_T = tokens[:V, : step.kept_len].flatten()
+            verified_T = tokens[:V, : step.max_num_sampled].flatten()
         return torch.cat([verified_T, tokens[V : step.num_reqs, 0]])
 
     def _count(self, step: Step) -> None:
         buffers = self.buffers
         V = step.num_verified
         B = step.num_reqs
-        for here, width in ((slice(0, V), step.kept_len), (slice(V, B), 1)):
+        for here, width in ((slice(0, V), step.max_num_sampled), (slice(V, B), 1)):
             if here.start < here.stop:
                 tokens_BQ = buffers.sampled_tokens[here, :width]
                 accepted_B = buffers.num_accepted[here]

@@ -65,7 +65,7 @@ class Work:
         """
         if self.shared_rows:
             return self.num_live
-        most = self.kept_len - 1
+        most = self.max_num_sampled - 1
         return min(most, self.num_live) if self.num_live else most
 
     @property
@@ -77,7 +77,7 @@ class Work:
         return self.path_len is not None
 
     @property
-    def kept_len(self) -> int:
+    def max_num_sampled(self) -> int:
         """Count the rows of a verify slot that its tokens can come from."""
         return self.query_len if self.path_len is None else self.path_len
 

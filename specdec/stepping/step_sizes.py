@@ -101,7 +101,7 @@ class Step:
         return self.num_verify_rows + len(self.parts)
 
     @property
-    def kept_len(self) -> int:
+    def max_num_sampled(self) -> int:
         """Count the rows of a verify slot that its tokens and logprobs come from, the accepted
         first.
         """
@@ -112,7 +112,7 @@ class Step:
         """Return the step as the draft's prefill sees it: trees are cut down to paths, as chains
         are.
         """
-        return replace(self, query_len=self.kept_len, path_len=None)
+        return replace(self, query_len=self.max_num_sampled, path_len=None)
 
     @property
     def verifies_trees(self) -> bool:

@@ -35,7 +35,7 @@ from specdec.kernels.support_floor.floor import support_floor
 from specdec.models.eagle import EagleModel
 from specdec.passes.contexts import PassContexts
 from specdec.passes.families import Captures, DraftGraphs, init_piecewise
-from specdec.sampler.row_parameters import Places, row_parameters
+from specdec.sampler.row_parameters import TextPositions, row_parameters
 from specdec.sampler.sampler import scaled_in_support
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.grow_tree import TreeLevel, grow_tree
@@ -225,7 +225,7 @@ class Draft:
         is_exact = self.rule == "exact"
         stream = TARGET if is_exact else DRAFT
         if level is None:  # the drawn token comes two after the level's own row
-            places = Places(self.buffers.draft_positions[: len(row_B)], row_B)
+            places = TextPositions(self.buffers.draft_positions[: len(row_B)], row_B)
             limits, keys = row_parameters(state, row_B, places, 2, stream, not is_exact)
         else:
             limits, keys = row_parameters(state, row_B, None, 1 + level, stream, not is_exact)

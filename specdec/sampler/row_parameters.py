@@ -19,7 +19,7 @@ from specdec.kernels.support_floor.floor import Limits
 from specdec.stepping.state import RequestState
 
 
-class Places(NamedTuple):
+class TextPositions(NamedTuple):
     """Where rows are in their texts."""
 
     positions: Tensor  # [T]
@@ -29,7 +29,7 @@ class Places(NamedTuple):
 def row_parameters(
     state: RequestState,
     state_T: Tensor,
-    places: Places | None,
+    places: TextPositions | None,
     offset: int,
     stream: int,
     has_epoch: bool,
@@ -46,7 +46,7 @@ def row_parameters(
 def launch_row_parameters(
     state: RequestState,
     state_T: Tensor,
-    places: Places | None,
+    places: TextPositions | None,
     offset: int,
     stream: int,
     has_epoch: bool,
@@ -129,7 +129,7 @@ def _row_parameters_kernel(
 def row_parameters_ref(
     state: RequestState,
     state_T: Tensor,
-    places: Places | None,
+    places: TextPositions | None,
     offset: int,
     stream: int,
     has_epoch: bool,

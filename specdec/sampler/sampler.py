@@ -28,7 +28,7 @@ from specdec.sampler.accept import RULES, Decision, Drafted
 from specdec.sampler.count_sampled import count_sampled
 from specdec.sampler.process_logits import process_logits
 from specdec.sampler.processors import DecidedRows
-from specdec.sampler.row_parameters import Places, row_parameters
+from specdec.sampler.row_parameters import TextPositions, row_parameters
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.logprobs import (
     ROWS_AT_ONCE,
@@ -73,7 +73,7 @@ class Sampler:
             row_X, bits_XW = (uploaded(part, logits_TV.device) for part in step.masks())
             mask_rows(logits_TV, self._true_rows(row_X, step), bits_XW)
         # padding within a batch slot draws too, and its token is never read
-        places = Places(rows.position_T, rows.start_T)
+        places = TextPositions(rows.position_T, rows.start_T)
         limits, noise_keys = row_parameters(
             self.state, rows.state_T, places, 1, TARGET, has_epoch=not is_exact
         )

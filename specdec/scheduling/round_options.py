@@ -22,8 +22,8 @@ NEARLY = 0.985  # of the best rate: what is enough, with fewer levels
 FITTED = 0.97
 
 
-class Requests(NamedTuple):
-    """That verify. num_drafting: of these, those that may have drafts."""
+class RequestCounts(NamedTuple):
+    """How many requests verify, and how many of these may have drafts."""
 
     num_requests: int
     num_drafting: int
@@ -207,7 +207,7 @@ def _behind(first: float, rest: Floats) -> Floats:
 
 
 def round_options(
-    costs: RoundCosts, rows: NDArray[np.integer[Any]], curves: GainCurves, requests: Requests
+    costs: RoundCosts, rows: NDArray[np.integer[Any]], curves: GainCurves, requests: RequestCounts
 ) -> StepOptions:
     """Steps without prompts. rows: [C] of the captured shapes."""
     ms = np.array([costs.verify_ms(each) for each in rows])
@@ -234,10 +234,10 @@ def mixed_options(
     costs: RoundCosts,
     most_rows: int,
     curves: GainCurves,
-    requests: Requests,
+    requests: RequestCounts,
     num_prompt_rows: int,
 ) -> StepOptions:
-    """Steps in which so many rows of prompts ride: rows that verify fill up a measured size.
+    """List steps in which num_prompt_rows ride; rows that verify fill up a measured size.
 
     most_rows: that may verify
     """
@@ -287,7 +287,7 @@ def _options(
     costs: RoundCosts,
     rows: NDArray[np.integer[Any]],
     curves: GainCurves,
-    requests: Requests,
+    requests: RequestCounts,
     ms: Floats,
     plain_ms: float,
 ) -> StepOptions:

@@ -1,7 +1,7 @@
 """How many rows verify in the next round, and how many levels the draft runs after it.
 
     planner = RowPlanner(costs, shapes, num_levels=8)
-    plan = planner.plan(NextRound(Requests(num_requests, num_drafting), num_live, num_keys))
+    plan = planner.plan(NextRound(RequestCounts(num_requests, num_drafting), num_live, num_keys))
     ...                                                         the round is launched with this plan
     planner.observe(outcome)                                    its results were read
 
@@ -20,7 +20,7 @@ from specdec.scheduling.gains import GainCurves
 from specdec.scheduling.probes import Probes, Surprise
 from specdec.scheduling.round_history import RoundHistory, RoundOutcome
 from specdec.scheduling.round_options import (
-    Requests,
+    RequestCounts,
     Riding,
     RoundOptions,
     RowSizes,
@@ -77,7 +77,7 @@ class NextRound:
         sampled, rounds of the other kind say nothing about them
     """
 
-    requests: Requests
+    requests: RequestCounts
     num_live: int
     num_keys: int
     num_prompt_rows: int = 0
@@ -426,7 +426,7 @@ class RowPlanner:
         self._of_few.clear()
         self._num_rounds = self._next_fit = 1
 
-    def _chooses_trees(self, requests: Requests, keys_ms: float, other_rate: float) -> bool:
+    def _chooses_trees(self, requests: RequestCounts, keys_ms: float, other_rate: float) -> bool:
         """Whether the next drafts are trees. other_rate: of the best way to go on without."""
         # their levels cost more than those of chains: they may stop at another threshold
         rates = [self._tree_rate(requests, each, keys_ms) for each in self._estimate.trees]
@@ -439,7 +439,7 @@ class RowPlanner:
             self._threshold = self._tree_curves.threshold
         return is_tree
 
-    def _tree_rate(self, requests: Requests, curves: GainCurves, keys_ms: float) -> float:
+    def _tree_rate(self, requests: RequestCounts, curves: GainCurves, keys_ms: float) -> float:
         """Tokens per millisecond of rounds of trees, as `RoundOptions.steady` has it of others."""
         n, num_drafting = requests
         L, trees = self._trees_of(n)
@@ -482,7 +482,7 @@ class RowPlanner:
         if estimate.trees:
             self._tree_curves = _same_threshold(estimate.trees, self._tree_curves)
 
-    def _options_of(self, requests: Requests, keys_ms: float) -> RoundOptions:
+    def _options_of(self, requests: RequestCounts, keys_ms: float) -> RoundOptions:
         """With the threshold that pays most for contexts about as long."""
         num_drafting = requests.num_drafting
         if not self._estimate.serves(num_drafting):
@@ -504,7 +504,7 @@ class RowPlanner:
             known[key] = self._options_with(best, requests)
         return known[key]
 
-    def _best_threshold(self, requests: Requests, keys_ms: float) -> GainCurves:
+    def _best_threshold(self, requests: RequestCounts, keys_ms: float) -> GainCurves:
         """Choose a threshold, judging each by rounds that verify all drafts, as few requests do.
 
         Other numbers of rows are looked at only for the best one: for all, it would take half a
@@ -525,7 +525,7 @@ class RowPlanner:
 
         return max(chains, key=rate)
 
-    def _options_with(self, curves: GainCurves, requests: Requests) -> RoundOptions:
+    def _options_with(self, curves: GainCurves, requests: RequestCounts) -> RoundOptions:
         n = requests.num_requests
         rounds = round_options(self._costs, self._sizes.of(n), curves, requests)
         riding = self._riding(n)
@@ -546,7 +546,9 @@ class RowPlanner:
         costs = self._costs
         return costs.mixed_ms(num_requests + num_prompt_rows) - costs.mixed_ms(num_requests)
 
-    def _mixed(self, requests: Requests, num_prompt_rows: int, curves: GainCurves) -> StepOptions:
+    def _mixed(
+        self, requests: RequestCounts, num_prompt_rows: int, curves: GainCurves
+    ) -> StepOptions:
         most = int(self._sizes.of(requests.num_requests)[-1])
         n = requests.num_requests
         mixed = mixed_options(self._costs, most, curves, requests, num_prompt_rows)

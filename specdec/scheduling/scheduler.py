@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from specdec.requests.request import Request
 from specdec.scheduling.block_pool import NO_PREFIX, BlockPool, block_key, num_whole_blocks
-from specdec.scheduling.round_options import Requests
+from specdec.scheduling.round_options import RequestCounts
 from specdec.scheduling.row_planner import NextRound, RowPlanner
 from specdec.scheduling.step_costs import PromptBudget
 from specdec.scheduling.work import Plan, PromptPart, Work
@@ -265,7 +265,7 @@ class Scheduler:
         num_sampled = sum(each.params.temperature > 0 for each in drafting) if verifying else None
         plan = self.planner.plan(
             NextRound(
-                Requests(num_requests, num_drafting or num_requests),
+                RequestCounts(num_requests, num_drafting or num_requests),
                 self._num_live,
                 num_keys,
                 num_prompt_rows,

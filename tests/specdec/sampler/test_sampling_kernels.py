@@ -17,7 +17,7 @@ from specdec.sampler.accept import Decision
 from specdec.sampler.count_sampled import count_sampled_ref, launch_count_sampled
 from specdec.sampler.process_logits import launch_process_logits
 from specdec.sampler.processors import process
-from specdec.sampler.row_parameters import Places, launch_row_parameters, row_parameters_ref
+from specdec.sampler.row_parameters import TextPositions, launch_row_parameters, row_parameters_ref
 from specdec.sampler.sampler import Sampler
 from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
@@ -179,7 +179,7 @@ def test_row_parameters(device, B, has_epoch):
     state = make_state(device)
     state_T = torch.arange(B, device=device) % (R + 1) - 1
     start_T = (torch.arange(B, device=device) - 3).clamp(min=0)
-    places = Places(torch.randint(0, 1000, (B,), device=device), start_T)
+    places = TextPositions(torch.randint(0, 1000, (B,), device=device), start_T)
     for where, offset in ((places, 1), (None, 3)):
         ours = launch_row_parameters(state, state_T, where, offset, DRAFT, has_epoch)
         theirs = row_parameters_ref(state, state_T, where, offset, DRAFT, has_epoch)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from specdec.scheduling.round_history import RoundOutcome
-from specdec.scheduling.round_options import Requests
+from specdec.scheduling.round_options import RequestCounts
 from specdec.scheduling.row_planner import NextRound, RoundPlan, RowPlanner, StepSize
 from specdec.scheduling.step_costs import RoundCosts, TreeCosts
 from specdec.sizes import TreeShape
@@ -141,7 +141,7 @@ class World:
         num_drafting = B if self.allowed else 0
         return self.planner.plan(
             NextRound(
-                Requests(B, num_drafting),
+                RequestCounts(B, num_drafting),
                 self.live,
                 num_keys=0,
                 num_prompt_rows=self.num_prompt_rows,

@@ -14,7 +14,7 @@ from specdec.scheduling.round_history import RoundOutcome
 from specdec.scheduling.round_options import (
     FITTED,
     UNSTEADY,
-    Requests,
+    RequestCounts,
     Riding,
     RoundOptions,
     RowSizes,
@@ -40,7 +40,7 @@ GRID = [(b, b * m) for b in (1, 2, 4, 8, 16) for m in (1, 2, 3, 5)]
 
 def coming(num_requests, num_drafting, num_live, num_keys, num_prompt_rows=0, **more):
     """A round to plan."""
-    requests = Requests(num_requests, num_drafting)
+    requests = RequestCounts(num_requests, num_drafting)
     return NextRound(requests, num_live, num_keys, num_prompt_rows, **more)
 
 
@@ -75,7 +75,7 @@ def rising_costs(draw):
 
 def rounds_of(costs, shapes, curves, num_requests, num_drafting):
     rows = RowSizes(shapes).of(num_requests)
-    return round_options(costs, rows, curves, Requests(num_requests, num_drafting))
+    return round_options(costs, rows, curves, RequestCounts(num_requests, num_drafting))
 
 
 def top_sum(sample, num_levels, num_rows, num_requests):
@@ -163,7 +163,7 @@ def test_with_prompts_the_best_levels_have_the_best_rows_of_either_kind_of_step(
     rng = np.random.default_rng(seed)
     sample = np.cumprod(rng.random((30, K)) ** rng.exponential(), axis=1)
     curves = GainCurves(sample, num_requests)
-    requests = Requests(num_requests, num_requests)
+    requests = RequestCounts(num_requests, num_requests)
     rounds = rounds_of(costs, GRID, curves, *requests)
     most = int(rounds.rows[-1])
     mixed = mixed_options(costs, most, curves, requests, num_prompt_rows)

@@ -12,7 +12,7 @@ from graphs.protocol import GraphBackend
 from specdec.config import GraphConfig
 from specdec.draft import Draft
 from specdec.kernels.attention.launch_plan import most_rows_in_parts
-from specdec.kernels.attention.query_tiles import Heads
+from specdec.kernels.attention.query_tiles import HeadShape
 from specdec.kernels.attention.workspace import workspace_size
 from specdec.models.build import allocate_kv_cache, build_draft, build_target
 from specdec.models.llama import LlamaModel
@@ -322,11 +322,11 @@ class Runner:
 
 def _heads(
     target: LoadedTarget, eagle: LoadedEagle | None, dtype: torch.dtype
-) -> tuple[Heads, ...]:
+) -> tuple[HeadShape, ...]:
     """List the heads of the target's attention, and of the draft's."""
     layers = [target.config.layer] + ([eagle.config.layer] if eagle is not None else [])
     return tuple(
-        Heads(
+        HeadShape(
             layer.num_heads // layer.num_kv_heads,
             layer.num_kv_heads,
             layer.head_dim,
@@ -336,7 +336,9 @@ def _heads(
     )
 
 
-def _workspace(heads: tuple[Heads, ...], sizes: EngineSizes, device: torch.device) -> Tensor | None:
+def _workspace(
+    heads: tuple[HeadShape, ...], sizes: EngineSizes, device: torch.device
+) -> Tensor | None:
     """Allocate attention's partial results, outside all graph pools: no two passes overlap."""
     if device.type != "cuda":
         return None
@@ -349,7 +351,7 @@ def _workspace(heads: tuple[Heads, ...], sizes: EngineSizes, device: torch.devic
     return torch.empty(max(wanted), dtype=torch.float32, device=device)
 
 
-def _rows_in_parts(heads: Heads, sizes: EngineSizes) -> int:
+def _rows_in_parts(heads: HeadShape, sizes: EngineSizes) -> int:
     """Bound the rows of a round whose programs share splits; long slots share their room."""
     most = most_rows_in_parts(sizes.query_len, sizes.max_num_seqs, heads)
     if sizes.tree is not None:

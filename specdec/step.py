@@ -52,7 +52,7 @@ from specdec.sampler.sampler import Sampler
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.commit import accept_and_commit, commit_prompts
 from specdec.stepping.commit_tree import TreeRows, commit_trees, gather_paths
-from specdec.stepping.fill import Extent, fill_prompts, fill_round
+from specdec.stepping.fill import Interval, fill_prompts, fill_round
 from specdec.stepping.fill_tree import fill_tree
 from specdec.stepping.logprobs import RecordedLogprobs
 from specdec.stepping.results import Results
@@ -108,7 +108,9 @@ class Acts:
             upload(self.buffers.idx_mapping, rows)
             self._fill_verified(step, V)
         if step.parts:
-            fill_prompts(self.buffers, step.parts, Extent(V, B), Extent(step.num_verify_rows, T))
+            fill_prompts(
+                self.buffers, step.parts, Interval(V, B), Interval(step.num_verify_rows, T)
+            )
         else:
             self.buffers.pad_rows(step.shared_rows or V * step.query_len, T)
 
@@ -141,8 +143,8 @@ class Acts:
             is_shared = step.shared_rows > 0
             accept_and_commit(self.buffers, self.state, V, step.is_pq, step.query_len, is_shared)
         if step.parts:
-            rows = Extent(step.num_verify_rows, step.num_tokens)
-            commit_prompts(self.buffers, self.state, Extent(V, B), rows)
+            rows = Interval(step.num_verify_rows, step.num_tokens)
+            commit_prompts(self.buffers, self.state, Interval(V, B), rows)
 
     def record(self, step: Step) -> RecordedLogprobs:
         """Count what was generated, for penalties; logprobs where a request asks for them."""

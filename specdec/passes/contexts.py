@@ -19,7 +19,7 @@ from specdec.kernels.attention.splits import num_splits
 from specdec.kernels.invariant import ROWS
 from specdec.models.attention import AttentionMetadata
 from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.fill import Extent
+from specdec.stepping.fill import Interval
 from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Step
 from specdec.stepping.upload import upload
@@ -66,7 +66,7 @@ class PassContexts:
             B = how.descriptor.num_reqs or V
             return self._context(how, T, (self._verified(step, B, T),))
         lengths = [part.length for part in step.parts]
-        prompts = self._ragged(lengths, V, Extent(R, T), bound, is_beside=V > 0)
+        prompts = self._ragged(lengths, V, Interval(R, T), bound, is_beside=V > 0)
         if V == 0:
             return self._context(how, T, (prompts,))
         return self._context(how, T, (self._verified(step, V, R), prompts))
@@ -106,7 +106,7 @@ class PassContexts:
         lengths = [T // B + (b < T % B) for b in range(B)]
         self.buffers.fill_padding(lengths)
         how = _how(CUDAGraphMode.PIECEWISE, desc, warmup)
-        return self._context(how, T, (self._ragged(lengths, 0, Extent(0, T), 1),))
+        return self._context(how, T, (self._ragged(lengths, 0, Interval(0, T), 1),))
 
     def dummy_round(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
         """Lay out the rows of a round, for a full graph."""
@@ -215,7 +215,7 @@ class PassContexts:
         self,
         lengths: Sequence[int],
         first_slot: int,
-        rows: Extent,
+        rows: Interval,
         max_seq_len: int,
         is_beside: bool = False,
     ) -> QueryRows:

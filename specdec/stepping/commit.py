@@ -17,7 +17,7 @@ from torch import Tensor
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.overlap import begin
 from specdec.stepping.buffers import CONFIDENCE_ONE, StepBuffers
-from specdec.stepping.fill import Extent
+from specdec.stepping.fill import Interval
 from specdec.stepping.state import RequestState
 
 
@@ -224,7 +224,7 @@ def accept_equal(target_tokens_BQ: Tensor, draft_tokens_BK: Tensor, num_valid_B:
 
 
 def commit_prompts(
-    buffers: StepBuffers, state: RequestState, batch_slots: Extent, rows: Extent
+    buffers: StepBuffers, state: RequestState, batch_slots: Interval, rows: Interval
 ) -> None:
     """Start the requests whose prompt ended: their last draft row embeds the sampled token.
 
@@ -237,7 +237,7 @@ def commit_prompts(
 
 
 def launch_commit_prompts(
-    buffers: StepBuffers, state: RequestState, batch_slots: Extent, rows: Extent
+    buffers: StepBuffers, state: RequestState, batch_slots: Interval, rows: Interval
 ) -> None:
     _commit_prompts_kernel[(batch_slots.end - batch_slots.first,)](
         buffers.results,
@@ -309,7 +309,7 @@ def _commit_prompts_kernel(
 
 
 def commit_prompts_ref(
-    buffers: StepBuffers, state: RequestState, batch_slots: Extent, rows: Extent
+    buffers: StepBuffers, state: RequestState, batch_slots: Interval, rows: Interval
 ) -> None:
     here = slice(*batch_slots)
     row_B = buffers.sample_mapping[here]

@@ -23,15 +23,15 @@ from specdec.stepping.state import RequestState
 from specdec.stepping.upload import upload_all
 
 
-class Extent(NamedTuple):
-    """From the first one to before the last: batch slots, or rows."""
+class Interval(NamedTuple):
+    """Batch slots or rows, from `first` to before `end`."""
 
     first: int
     end: int
 
 
 def fill_prompts(
-    buffers: StepBuffers, parts: Sequence[PromptPart], batch_slots: Extent, rows: Extent
+    buffers: StepBuffers, parts: Sequence[PromptPart], batch_slots: Interval, rows: Interval
 ) -> None:
     """Write the parts to these batch slots and rows, the last of which are padding.
 

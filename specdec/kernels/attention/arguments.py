@@ -8,7 +8,7 @@ from torch import Tensor
 from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.launch_plan import Launch
 from specdec.kernels.attention.query_rows import QueryRows
-from specdec.kernels.attention.query_tiles import Heads
+from specdec.kernels.attention.query_tiles import HeadShape
 from specdec.kernels.attention.workspace import Parts
 
 
@@ -18,7 +18,7 @@ class Pass(NamedTuple):
     rows: QueryRows
     plan: Launch
     parts: Parts
-    heads: Heads
+    heads: HeadShape
     constants: Mapping[str, object]
     options: Mapping[str, object]
 

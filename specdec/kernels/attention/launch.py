@@ -10,7 +10,7 @@ from specdec.kernels.attention.combine import prepare_combine, prepare_combine_l
 from specdec.kernels.attention.launch_plan import plan_launch, takes_prompt_kernel
 from specdec.kernels.attention.long_slots import prepare_share_long
 from specdec.kernels.attention.query_rows import QueryRows
-from specdec.kernels.attention.query_tiles import Heads
+from specdec.kernels.attention.query_tiles import HeadShape
 from specdec.kernels.attention.shared_splits import prepare_share
 from specdec.kernels.attention.twin import paged_attention_ref
 from specdec.kernels.attention.walk import prepare_walk
@@ -71,7 +71,7 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[...
 def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> Pass:
     _, H, C = q_THC.shape
     _, _, G, S, _ = cache.shape
-    heads = Heads(H // G, G, C, q_THC.element_size())
+    heads = HeadShape(H // G, G, C, q_THC.element_size())
     plan = plan_launch(
         len(rows.idx_mapping),
         rows.max_query_len,

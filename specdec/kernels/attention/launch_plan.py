@@ -9,7 +9,7 @@ import torch
 
 from specdec.kernels import next_power_of_2
 from specdec.kernels.attention.query_rows import QueryRows
-from specdec.kernels.attention.query_tiles import Heads, QueryTile, query_tile
+from specdec.kernels.attention.query_tiles import HeadShape, QueryTile, query_tile
 from specdec.kernels.head_columns import block_of
 from specdec.kernels.prompt_attention import is_fit
 
@@ -88,7 +88,7 @@ class Launch(NamedTuple):
 def plan_launch(
     B: int,
     max_query_len: int,
-    heads: Heads,
+    heads: HeadShape,
     has_paths: bool = False,
     usual_query_len: int | None = None,
     most_keys: int | None = None,
@@ -142,7 +142,7 @@ def plan_launch(
     )
 
 
-def is_small(tile: QueryTile, heads: Heads) -> bool:
+def is_small(tile: QueryTile, heads: HeadShape) -> bool:
     """Whether two warps have the registers for a tile of queries and one of keys."""
     return tile.rows <= SMALL_ROWS and heads.C * heads.itemsize <= SMALL_KEY
 
@@ -154,7 +154,7 @@ def _sharers(programs: int, has_paths: bool) -> int:
     return -(-(FEW_SHARERS if programs >= MANY_TILES else PATH_SHARERS) // programs)
 
 
-def _team_registers(tile: QueryTile, heads: Heads) -> int | None:
+def _team_registers(tile: QueryTile, heads: HeadShape) -> int | None:
     """Bound the registers of a thread of a team's program, so that three fit a multiprocessor."""
     rows, registers = FEWER_REGISTERS
     return registers if tile.rows <= rows and heads.C * heads.itemsize <= SMALL_KEY else None
@@ -167,12 +167,12 @@ def _slots(B: int, is_helped: bool, has_teams: bool) -> int:
     return max(next_power_of_2(B), MIN_SLOTS if is_helped else MIN_TEAMED_SLOTS)
 
 
-def _most_registers(tile: QueryTile, heads: Heads) -> int | None:
+def _most_registers(tile: QueryTile, heads: HeadShape) -> int | None:
     rows, registers = FEWER_REGISTERS
     return registers if tile.rows == rows and heads.C * heads.itemsize == SMALL_KEY else None
 
 
-def stages_of_long_loops(heads: Heads, looks_up: bool) -> int:
+def stages_of_long_loops(heads: HeadShape, looks_up: bool) -> int:
     """Count the stages of loops over many tiles: two tiles are on their way, where these are small.
 
     looks_up: the block of each tile, too, which takes two stages more
@@ -182,14 +182,14 @@ def stages_of_long_loops(heads: Heads, looks_up: bool) -> int:
     return 5 if looks_up else 3
 
 
-def _columns(num_rows: int, heads: Heads) -> int:
+def _columns(num_rows: int, heads: HeadShape) -> int:
     """Count the columns that each program adds up."""
     is_few = num_rows * heads.group * heads.G <= FEW_TO_ADD_UP
     block = int(block_of(heads.C))
     return min(COLUMNS, block) if is_few else block
 
 
-def _sharing_tile(B: int, usual: int, most: int, heads: Heads) -> QueryTile:
+def _sharing_tile(B: int, usual: int, most: int, heads: HeadShape) -> QueryTile:
     """Size tiles where programs share splits: small ones for few rows, else one for a slot."""
     small = query_tile(1, heads)
     if _programs(B, usual, small, heads) <= FEW:
@@ -198,17 +198,17 @@ def _sharing_tile(B: int, usual: int, most: int, heads: Heads) -> QueryTile:
     return query_tile(max(usual, min(2 * usual, most, few)) * heads.group, heads)
 
 
-def _programs(B: int, query_len: int, tile: QueryTile, heads: Heads) -> int:
+def _programs(B: int, query_len: int, tile: QueryTile, heads: HeadShape) -> int:
     return B * -(-query_len // _tokens(tile, heads)) * heads.G
 
 
-def _tokens(tile: QueryTile, heads: Heads) -> int:
+def _tokens(tile: QueryTile, heads: HeadShape) -> int:
     """Count the tokens of a slot in a query tile."""
     return max(tile.rows // next_power_of_2(heads.group), 1)
 
 
 def most_rows_in_parts(
-    max_query_len: int, max_slots: int, heads: Heads, has_paths: bool = False
+    max_query_len: int, max_slots: int, heads: HeadShape, has_paths: bool = False
 ) -> int:
     """Bound the rows of a round whose programs share splits, by its batch slots."""
     longest = max_query_len if has_paths else min(max_query_len, MAX_SPLIT_TOKENS)

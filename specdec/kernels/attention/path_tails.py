@@ -21,7 +21,7 @@ from torch import Tensor
 from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.parts import store_part
 from specdec.kernels.attention.query_rows import Paths
-from specdec.kernels.attention.query_tiles import Heads
+from specdec.kernels.attention.query_tiles import HeadShape
 from specdec.kernels.attention.splits import (
     Part,
     attend_split,
@@ -53,7 +53,7 @@ class TailPrograms(NamedTuple):
     are_shared: bool  # several nodes share one
 
     @staticmethod
-    def of(max_query_len: int, path_len: int, heads: Heads) -> "TailPrograms":
+    def of(max_query_len: int, path_len: int, heads: HeadShape) -> "TailPrograms":
         """path_len: keys of a path."""
         rows = next_power_of_2(heads.group)
         if heads.C * heads.itemsize > TOGETHER:

@@ -31,7 +31,7 @@ PROMPT_TILES = tuple(
 )
 
 
-class Heads(NamedTuple):
+class HeadShape(NamedTuple):
     """group: query heads of each of the G kv heads."""
 
     group: int
@@ -40,11 +40,11 @@ class Heads(NamedTuple):
     itemsize: int  # bytes of an element of queries and keys
 
 
-def query_tile(query_rows: int, heads: Heads) -> QueryTile:
+def query_tile(query_rows: int, heads: HeadShape) -> QueryTile:
     """Pick the last of QUERY_TILES that is meant for this many query rows of a batch slot."""
     return [tile for tile in QUERY_TILES if _is_meant(tile, query_rows, heads)][-1]
 
 
-def _is_meant(tile: QueryTile, query_rows: int, heads: Heads) -> bool:
+def _is_meant(tile: QueryTile, query_rows: int, heads: HeadShape) -> bool:
     fits = tile.max_head_dim == 0 or (heads.itemsize == 2 and tile.max_head_dim >= heads.C)
     return fits and tile.more_than < query_rows

@@ -16,19 +16,19 @@ from specdec.kernels.tile_order import split_blocks
 
 @gluon_jit
 def copy_tiles(sources, ring, sizes, FORM: gl.constexpr):
-    extent = extent_of(ring, sizes, FORM)
+    workload = extent_of(ring, sizes, FORM)
     step = 0
     K = sizes.K
     blocks = split_blocks(K, ring.x.shape[2], FORM.splits)
-    ahead = _copy_ahead(sources, ring, extent, blocks, FORM)
+    ahead = _copy_ahead(sources, ring, workload, blocks, FORM)
     wait_for_inputs()
     all_blocks = blocks * FORM.walked
-    for i in range(num_own(extent)):
-        place = place_of_item(own_item(i), ring, extent, FORM)
+    for i in range(num_own(workload)):
+        place = place_of_item(own_item(i), ring, workload, FORM)
         step = _copy_blocks(sources, ring, place, all_blocks, step, ahead, K, FORM, False)
     if FORM.cuts > 1:
-        for i in range(gl.program_id(0), extent.num_cut, gl.num_programs(0)):
-            place = place_of_part(i, ring, extent, FORM)
+        for i in range(gl.program_id(0), workload.num_cut, gl.num_programs(0)):
+            place = place_of_part(i, ring, workload, FORM)
             step = _copy_blocks(sources, ring, place, all_blocks, step, ahead, K, FORM, True)
 
 
@@ -39,12 +39,12 @@ def wait_for_inputs():
 
 
 @gluon_jit
-def _copy_ahead(sources, ring, extent, blocks, FORM: gl.constexpr):
+def _copy_ahead(sources, ring, workload, blocks, FORM: gl.constexpr):
     """Load W of the first blocks, which no launch writes; returns how many."""
     BLOCK_K: gl.constexpr = ring.x.shape[2]
-    count = gl.where(num_own(extent) > 0, blocks * FORM.walked, 0)
+    count = gl.where(num_own(workload) > 0, blocks * FORM.walked, 0)
     count = gl.minimum(count, FORM.num_stages)
-    split, n0, _m0 = place_of_item(own_item(0), ring, extent, FORM)
+    split, n0, _m0 = place_of_item(own_item(0), ring, workload, FORM)
     for i in range(count):
         _load_w(sources, ring, n0, (split * blocks + i) * BLOCK_K, i, True, FORM, False)
     return count

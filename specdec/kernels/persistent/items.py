@@ -10,7 +10,7 @@ from specdec.kernels import gl, gluon_jit
 from specdec.kernels.tile_order import place_of
 
 
-class Extent(NamedTuple):
+class Workload(NamedTuple):
     """How much work all programs have."""
 
     n_tiles: object  # of W
@@ -32,7 +32,7 @@ def extent_of(ring, sizes, FORM: gl.constexpr):
     whole = items * m_tiles
     num_whole = whole if FORM.cuts == 1 else whole - whole % gl.num_programs(0)
     num_cut = (whole - num_whole) * FORM.cuts + items * last_parts
-    return Extent(
+    return Workload(
         n_tiles=n_tiles,
         m_tiles=m_tiles,
         num_whole=num_whole,
@@ -42,9 +42,9 @@ def extent_of(ring, sizes, FORM: gl.constexpr):
 
 
 @gluon_jit
-def num_own(extent):
+def num_own(workload):
     """Count the items that a program makes whole, without those of a cut last turn."""
-    return gl.cdiv(extent.num_whole - gl.program_id(0), gl.num_programs(0))
+    return gl.cdiv(workload.num_whole - gl.program_id(0), gl.num_programs(0))
 
 
 @gluon_jit
@@ -54,28 +54,28 @@ def own_item(i):
 
 
 @gluon_jit
-def place_of_item(item, ring, extent, FORM: gl.constexpr):
+def place_of_item(item, ring, workload, FORM: gl.constexpr):
     """Find an item's split, and its first row of W and of x."""
     BLOCK_M: gl.constexpr = ring.x.shape[1] + FORM.tail
-    tiles = gl.maximum(extent.n_tiles * extent.m_tiles, 1)
-    n_tile, m_tile = place_of(item % tiles, extent.n_tiles, gl.maximum(extent.m_tiles, 1))
+    tiles = gl.maximum(workload.n_tiles * workload.m_tiles, 1)
+    n_tile, m_tile = place_of(item % tiles, workload.n_tiles, gl.maximum(workload.m_tiles, 1))
     return item // tiles, n_tile * FORM.height, m_tile * BLOCK_M
 
 
 @gluon_jit
-def place_of_part(i, ring, extent, FORM: gl.constexpr):
+def place_of_part(i, ring, workload, FORM: gl.constexpr):
     """Find the i-th part of a cut item: of the last turn, then of the last tile of x."""
     PART: gl.constexpr = ring.x.shape[1] // FORM.cuts
-    items = extent.n_tiles * (FORM.splits // FORM.walked)  # of a tile of x
-    of_turn = extent.num_cut - items * extent.last_parts
-    split, n0, m0 = place_of_item(extent.num_whole + i // FORM.cuts, ring, extent, FORM)
+    items = workload.n_tiles * (FORM.splits // FORM.walked)  # of a tile of x
+    of_turn = workload.num_cut - items * workload.last_parts
+    split, n0, m0 = place_of_item(workload.num_whole + i // FORM.cuts, ring, workload, FORM)
     m0 += i % FORM.cuts * PART
     j = i - of_turn
-    last_parts = gl.maximum(extent.last_parts, 1)
+    last_parts = gl.maximum(workload.last_parts, 1)
     item = j // last_parts
-    last_m0 = extent.m_tiles * ring.x.shape[1] + j % last_parts * PART
+    last_m0 = workload.m_tiles * ring.x.shape[1] + j % last_parts * PART
     return (
-        gl.where(j < 0, split, item // extent.n_tiles),
-        gl.where(j < 0, n0, item % extent.n_tiles * FORM.height),
+        gl.where(j < 0, split, item // workload.n_tiles),
+        gl.where(j < 0, n0, item % workload.n_tiles * FORM.height),
         gl.where(j < 0, m0, last_m0),
     )

@@ -13,7 +13,7 @@ from specdec.kernels.tile_order import split_blocks
 
 @gluon_jit
 def multiply_late(
-    results, ring, sizes, extent, step, num_written, FORM: gl.constexpr, GROUP: gl.constexpr
+    results, ring, sizes, workload, step, num_written, FORM: gl.constexpr, GROUP: gl.constexpr
 ):
     """Make a program's own items; returns the next step, and how many blocks are written."""
     PIECES: gl.constexpr = ring.x.shape[1] // results.buffers.shape[2]
@@ -21,8 +21,8 @@ def multiply_late(
     m0 = sizes.T  # below the last row: nothing is held yet, and nothing written
     nothing = zeros(ring, FORM, False)
     held = _packed(result(results, nothing, 0, sizes.N, FORM))
-    for i in range(num_own(extent)):
-        place = place_of_item(own_item(i), ring, extent, FORM)
+    for i in range(num_own(workload)):
+        place = place_of_item(own_item(i), ring, workload, FORM)
         of_held = (split, n0, m0)
         sums, step, num_written = _sums(
             results, ring, step, sizes.K, held, of_held, num_written, FORM, GROUP

@@ -19,22 +19,22 @@ from specdec.kernels.persistent.results import finish
 @gluon_jit
 def multiply(results, ring, sizes, FORM: gl.constexpr, GROUP: gl.constexpr):
     """GROUP: which 64 rows of W."""
-    extent = extent_of(ring, sizes, FORM)
+    workload = extent_of(ring, sizes, FORM)
     step = 0
     num_written = 0
     tl.extra.cuda.gdc_wait()  # before results are written
     if FORM.is_late:
         step, num_written = multiply_late(
-            results, ring, sizes, extent, step, num_written, FORM, GROUP
+            results, ring, sizes, workload, step, num_written, FORM, GROUP
         )
     else:
-        for i in range(num_own(extent)):
-            place = place_of_item(own_item(i), ring, extent, FORM)
+        for i in range(num_own(workload)):
+            place = place_of_item(own_item(i), ring, workload, FORM)
             sums, step = sums_of_item(ring, step, sizes.K, FORM, GROUP, False)
             num_written = finish(results, place, sums, sizes.N, num_written, FORM, GROUP)
     if FORM.cuts > 1:
-        for i in range(gl.program_id(0), extent.num_cut, gl.num_programs(0)):
-            place = place_of_part(i, ring, extent, FORM)
+        for i in range(gl.program_id(0), workload.num_cut, gl.num_programs(0)):
+            place = place_of_part(i, ring, workload, FORM)
             sums, step = sums_of_item(ring, step, sizes.K, FORM, GROUP, True)
             num_written = finish(results, place, sums, sizes.N, num_written, FORM, GROUP)
     hopper.tma.store_wait(0)

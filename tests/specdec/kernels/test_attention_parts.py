@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec.kernels import tl, triton
 from specdec.kernels.attention.combine import FEW_AT_ONCE, MANY_AT_ONCE, line_columns
 from specdec.kernels.attention.parts import add_parts, columns_of_lanes
-from specdec.kernels.attention.query_tiles import Heads
+from specdec.kernels.attention.query_tiles import HeadShape
 from specdec.kernels.attention.splits import add_part, no_keys
 from specdec.kernels.attention.workspace import Parts
 from specdec.kernels.kept import LINE
@@ -114,7 +114,7 @@ def test_only_whole_lines_are_forgotten(C, columns):
     start = -acc.data_ptr() % LINE // 4
     for first, has_pdl in product((0, 1), (True, False)):
         given = SimpleNamespace(
-            heads=Heads(4, 8, C, 2),
+            heads=HeadShape(4, 8, C, 2),
             parts=Parts(acc[start + first :], acc, 1, 0),
             constants={"PDL": has_pdl},
         )

@@ -7,7 +7,7 @@ import torch
 
 from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.attention.launch_plan import plan_launch, takes_prompt_kernel
-from specdec.kernels.attention.query_tiles import Heads
+from specdec.kernels.attention.query_tiles import HeadShape
 from specdec.kernels.linear import Sums, launch_linear
 from specdec.kernels.rotate_and_store import launch_rotate_and_store
 from tests.specdec.kernels.attention_cases import BF16, case
@@ -36,7 +36,7 @@ def test_rows_beside_others_get_the_bits_of_rows_by_themselves(verify, prompts):
         case("normal", e, **heads) for e in (verify, prompts)
     )
     most_keys = None if verify is VERIFY_ONE_LONG else 1024
-    plan = plan_launch(len(verify[0]), 4, Heads(GROUP, G, C, 2), most_keys=most_keys)
+    plan = plan_launch(len(verify[0]), 4, HeadShape(GROUP, G, C, 2), most_keys=most_keys)
     assert plan.is_split == (verify is VERIFY_FEW)
     assert plan.is_helped == (verify is VERIFY_ONE_LONG)
     takes = takes_prompt_kernel(second, GROUP, 64, C, BF16, has_wgmma=True)
@@ -78,7 +78,7 @@ def test_rows_of_trees_get_the_bits_of_launches_one_by_one(num_trees, num_nodes)
     bases = [(4200, 70, 1030, 40)[i % 4] for i in range(num_trees)]
     trees = [random_tree(base, num_nodes, 4, i) for i, base in enumerate(bases)]
     case = tree_case(trees, H=GROUP * G, G=G, C=C, dtype=BF16, device="cuda")
-    plan = plan_launch(num_trees, num_nodes, Heads(GROUP, G, C, 2), has_paths=True)
+    plan = plan_launch(num_trees, num_nodes, HeadShape(GROUP, G, C, 2), has_paths=True)
     assert plan.is_split == (num_trees < 40)
     assert plan.is_wide == (num_nodes == 32)
     run = passes(case.tree.positions, case.node_slots, case.cache)

@@ -54,19 +54,19 @@ def programs(monkeypatch):
 
 def made(FORM, ring, sizes):
     """List what one program makes, in order: split, first row of W and of x, rows of x."""
-    extent = items.extent_of(ring, sizes, FORM)
+    workload = items.extent_of(ring, sizes, FORM)
     rows = ring.x.shape[1] + FORM.tail
     found = []
 
     def add(place, num_rows):
         found.append((*map(int, place), num_rows))
 
-    for i in range(items.num_own(extent)):
-        add(items.place_of_item(items.own_item(torch.tensor(i)), ring, extent, FORM), rows)
+    for i in range(items.num_own(workload)):
+        add(items.place_of_item(items.own_item(torch.tensor(i)), ring, workload, FORM), rows)
     if FORM.cuts > 1:
         count = items.gl.num_programs(0)
-        for i in range(items.gl.program_id(0), extent.num_cut, count):
-            place = items.place_of_part(torch.tensor(i), ring, extent, FORM)
+        for i in range(items.gl.program_id(0), workload.num_cut, count):
+            place = items.place_of_part(torch.tensor(i), ring, workload, FORM)
             add(place, rows // FORM.cuts)
     return found
 

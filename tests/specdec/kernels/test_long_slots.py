@@ -10,7 +10,7 @@ from specdec.kernels import next_power_of_2
 from specdec.kernels.attention import combine, launch_plan, long_slots
 from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.attention.query_rows import QueryRows
-from specdec.kernels.attention.query_tiles import Heads, query_tile
+from specdec.kernels.attention.query_tiles import HeadShape, query_tile
 from specdec.kernels.attention.splits import num_splits
 from specdec.kernels.attention.workspace import workspace_size
 from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case, output
@@ -37,7 +37,7 @@ def attend(monkeypatch, full: int, q: Tensor, cache: Tensor, rows: QueryRows) ->
 
 def just_full(rows: QueryRows, group: int, G: int) -> int:
     """As many programs as the launch has: no splits are shared but those of long slots."""
-    heads = Heads(group, G, 16, 2)
+    heads = HeadShape(group, G, 16, 2)
     tokens = query_tile(rows.max_query_len * group, heads).rows // next_power_of_2(group)
     return len(rows.idx_mapping) * -(-rows.max_query_len // tokens) * G
 

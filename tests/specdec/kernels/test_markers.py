@@ -20,7 +20,7 @@ from specdec.sampler.accept import RULES
 from specdec.sampler.sampler import Sampler
 from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.commit import accept_and_commit_ref, commit_prompts, launch_accept_and_commit
-from specdec.stepping.fill import Extent
+from specdec.stepping.fill import Interval
 from specdec.stepping.propose import DraftLevel, launch_propose, launch_write_level, propose_ref
 from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
@@ -177,7 +177,7 @@ def test_a_chunk_keeps_a_marker_and_what_follows_embeds_an_id(device, marker):
     buffers.draft_input_ids[:6] = torch.arange(20, 26, device=device)
     buffers.draft_sample_slots[:6] = torch.tensor([-1, 0, -1, 1, -1, 2], device=device)
     buffers.last_token_indices[:3] = torch.tensor([1, 3, 5], device=device)
-    commit_prompts(buffers, state, Extent(0, 3), Extent(0, 6))
+    commit_prompts(buffers, state, Interval(0, 3), Interval(0, 6))
     assert buffers.sampled_tokens[:3, 0].tolist() == [7, marker, 9]
     assert state.last_sampled_tokens[:3].tolist() == [7, 0, 9]
     assert buffers.draft_input_ids[:6].tolist() == [20, 7, 22, 0, 24, 9]

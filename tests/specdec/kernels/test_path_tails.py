@@ -17,7 +17,7 @@ from specdec.kernels.attention.launch import launch_paged_attention, paged_atten
 from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.attention.path_tails import TailPrograms
 from specdec.kernels.attention.query_rows import Paths
-from specdec.kernels.attention.query_tiles import Heads, QueryTile
+from specdec.kernels.attention.query_tiles import HeadShape, QueryTile
 from specdec.kernels.attention.splits import num_splits
 from specdec.kernels.attention.twin import paged_attention_ref
 from tests.specdec.kernels.tree_cases import Tree, chain, random_tree, tree_case
@@ -48,7 +48,7 @@ def cut(request, monkeypatch):
     """Both ways to cut the keys, of trees and of plain rows."""
     if request.param != "splits are shared":
         monkeypatch.setattr(launch_plan, "FULL", 0)
-        assert not plan_launch(1, 1, Heads(1, 1, 16, 2), has_paths=True).is_split
+        assert not plan_launch(1, 1, HeadShape(1, 1, 16, 2), has_paths=True).is_split
 
 
 def dtypes(device):
@@ -96,7 +96,7 @@ def num_parts(num_rows, path_len, start):
 
 
 def test_there_are_programs_for_all_parts():
-    heads = Heads(4, 8, 128, 2)
+    heads = HeadShape(4, 8, 128, 2)
     starts = [b + i for b in (0, 64, 960, 1024, 1152, 4096, 8192) for i in range(64)]
     for path_len in (1, 2, 6, 16, 17, 18, 33, 64):
         for num_rows in (1, 3, 4, 5, 16, 17, 33):
@@ -107,7 +107,7 @@ def test_there_are_programs_for_all_parts():
 
 def test_nodes_share_programs(exact_interpreter):
     """By themselves bits would not tell."""
-    heads = Heads(4, 8, 128, 2)
+    heads = HeadShape(4, 8, 128, 2)
     assert TailPrograms.of(8, 6, heads) == (4, 16, True)
     assert TailPrograms.of(8, 17, heads) == (4, 16, True)
     assert TailPrograms.of(8, 18, heads) == (16, 16, True)
@@ -305,7 +305,7 @@ def test_programs_beside_each_other_write_different_results(device, cut, base, m
     for num_nodes in {5, most_nodes}:
         case = tree_case([chain(base, num_nodes)], H=4, G=1, dtype=FP16, device=device)
         T, H, C = case.q.shape
-        is_split = plan_launch(1, num_nodes, Heads(4, 1, C, 2), has_paths=True).is_split
+        is_split = plan_launch(1, num_nodes, HeadShape(4, 1, C, 2), has_paths=True).is_split
         num_parts = num_splits(1280) if is_split else 3
         workspace = torch.zeros(T * H * num_parts * (C + 2), device=device)
         rows = replace(case.tree, max_seq_len=1280, workspace=workspace)
@@ -326,7 +326,7 @@ def test_a_slot_at_the_end_of_the_context_writes_into_no_other(device, cut):
     """Its rows are padding; for the split in which paths would begin there is no partial result."""
     case = tree_case([Tree(base=1024, parents=[-1] * 3), random_tree(70, 3, 2)], device=device)
     T, H, C = case.q.shape
-    is_split = plan_launch(2, 3, Heads(2, 2, C, 4), has_paths=True).is_split
+    is_split = plan_launch(2, 3, HeadShape(2, 2, C, 4), has_paths=True).is_split
     num_parts = num_splits(1024) if is_split else 3
     rows = replace(
         case.tree,
@@ -407,6 +407,6 @@ def test_a_captured_pass_follows_other_trees(backend):
 
 
 def test_rows_without_paths_are_cut_as_ever():
-    heads = Heads(4, 8, 128, 2)
+    heads = HeadShape(4, 8, 128, 2)
     assert not plan_launch(1, 40, heads).is_split
     assert plan_launch(1, 40, heads, has_paths=True).is_split

@@ -15,7 +15,7 @@ from specdec.kernels.attention.query_rows import QueryRows
 from specdec.kernels.attention.query_tiles import (
     PROMPT_TILES,
     QUERY_TILES,
-    Heads,
+    HeadShape,
     QueryTile,
     query_tile,
 )
@@ -99,7 +99,7 @@ def test_rows_of_padding_behind_a_slots_own_hide_no_keys(exact_device):
     """A slot has them where a request drafted less than others; they have position 0."""
     extents = (330,), (4,)
     q, cache, rows = case("normal", extents, group=2, G=1, C=16, dtype=FP16, device=exact_device)
-    assert plan_launch(1, 4, Heads(2, 1, 16, 2)).looks_first
+    assert plan_launch(1, 4, HeadShape(2, 1, 16, 2)).looks_first
     expected = output(launch_paged_attention, q, cache, rows)
     padding = torch.tensor([2, 3], device=exact_device)
     padded = replace(rows, positions=rows.positions.index_fill(0, padding, 0))
@@ -149,9 +149,9 @@ def difference(found: Tensor, expected: Tensor) -> str:
 
 
 def test_a_prompt_takes_tiles_of_64_rows_where_they_fit(monkeypatch):
-    heads = Heads(4, 8, 128, 2)
+    heads = HeadShape(4, 8, 128, 2)
 
-    def rows_of_tiles(heads: Heads) -> list[int]:
+    def rows_of_tiles(heads: HeadShape) -> list[int]:
         return [query_tile(rows, heads).rows for rows in (1, 16, 17, 32, 33, 100_000)]
 
     assert rows_of_tiles(heads) == [16, 16, 32, 32, 64, 64]
@@ -163,13 +163,13 @@ def test_a_prompt_takes_tiles_of_64_rows_where_they_fit(monkeypatch):
 
 def test_programs_decide_who_shares_splits(monkeypatch):
     def plans() -> list[Launch]:
-        return [plan_launch(B, 4, Heads(4, 8, 128, 2)) for B in (1, 15, 16, 31, 64)]
+        return [plan_launch(B, 4, HeadShape(4, 8, 128, 2)) for B in (1, 15, 16, 31, 64)]
 
     assert [plan.is_split for plan in plans()] == [True, True, False, False, False]
     assert [plan.is_helped for plan in plans()] == [False, False, True, True, True]
-    assert not plan_launch(64, 17, Heads(4, 8, 128, 2)).is_helped  # prompts
-    assert not plan_launch(1, 16, Heads(16, 32, 128, 2)).is_helped  # each slot fills the GPU
-    assert not plan_launch(64, 4, Heads(4, 8, 128, 2), most_keys=4096).is_helped
+    assert not plan_launch(64, 17, HeadShape(4, 8, 128, 2)).is_helped  # prompts
+    assert not plan_launch(1, 16, HeadShape(16, 32, 128, 2)).is_helped  # each slot fills the GPU
+    assert not plan_launch(64, 4, HeadShape(4, 8, 128, 2), most_keys=4096).is_helped
     monkeypatch.setattr(launch_plan, "ALONE_KEYS", None)
     assert not any(plan.is_helped for plan in plans())
 
@@ -186,6 +186,6 @@ def test_programs_decide_who_shares_splits(monkeypatch):
     ],
 )
 def test_tiles_are_made_for_the_rows_that_most_slots_have(slots, most, usual, rows):
-    plan = plan_launch(slots, most, Heads(4, 8, 128, 2), usual_query_len=usual)
+    plan = plan_launch(slots, most, HeadShape(4, 8, 128, 2), usual_query_len=usual)
     assert plan.tile.rows == rows
     assert plan.tiles * plan.tokens >= most

@@ -11,7 +11,7 @@ from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.attention.query_rows import QueryRows
-from specdec.kernels.attention.query_tiles import Heads
+from specdec.kernels.attention.query_tiles import HeadShape
 from specdec.kernels.attention.shared_splits import _teams_of
 from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case, output
 
@@ -104,13 +104,13 @@ def test_padding_slots_and_rows_change_nothing(exact_device, monkeypatch):
 
 def test_all_programs_fit_a_gpu_at_once():
     for B, Q in ((2, 4), (3, 1), (8, 4), (8, 5), (15, 6)):
-        plan = plan_launch(B, Q, Heads(4, 8, 128, 2))
+        plan = plan_launch(B, Q, HeadShape(4, 8, 128, 2))
         assert plan.is_split, (B, Q)
         assert B <= plan.teams <= 396 // (8 * plan.tiles) <= plan.teams + 1
-    assert plan_launch(1, 4, Heads(4, 8, 128, 2)).teams == 0
-    assert plan_launch(8, 4, Heads(4, 8, 128, 2), has_paths=True).teams == 0
-    assert plan_launch(64, 4, Heads(4, 8, 128, 2)).teams == 0
-    assert plan_launch(8, 4, Heads(4, 8, 256, 2)).teams == 264 // 8  # two a multiprocessor
+    assert plan_launch(1, 4, HeadShape(4, 8, 128, 2)).teams == 0
+    assert plan_launch(8, 4, HeadShape(4, 8, 128, 2), has_paths=True).teams == 0
+    assert plan_launch(64, 4, HeadShape(4, 8, 128, 2)).teams == 0
+    assert plan_launch(8, 4, HeadShape(4, 8, 256, 2)).teams == 264 // 8  # two a multiprocessor
 
 
 @pytest.mark.gpu

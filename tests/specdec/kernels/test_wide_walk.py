@@ -13,7 +13,7 @@ from specdec.kernels.attention import combine, launch, wide_splits
 from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.attention.launch_plan import WIDE_FROM, plan_launch
 from specdec.kernels.attention.path_tails import TailPrograms
-from specdec.kernels.attention.query_tiles import Heads
+from specdec.kernels.attention.query_tiles import HeadShape
 from specdec.kernels.attention.splits import (
     add_part,
     no_keys,
@@ -44,7 +44,7 @@ SHAPES = [(BF16, 128, 4), (BF16, 128, 5), (FP16, 128, 8), (BF16, 64, 4), (FP16, 
 
 
 def test_large_trees_are_walked_wide():
-    heads = Heads(4, 8, 128, 2)
+    heads = HeadShape(4, 8, 128, 2)
     found = {
         (B, rows, keys): plan_launch(B, rows, heads, has_paths=True, most_keys=keys).is_wide
         for B in (1, 2)
@@ -236,7 +236,7 @@ def test_last_keys_have_a_launch_of_their_own_beside_the_walk(exact_interpreter,
         prepared(torch.empty_like(case.q), case.q, *case.cache.unbind())
         found.append((prepared, given.parts))
     (whole, both), (alone, last) = found
-    num_tails = 2 * TailPrograms.of(4, 3, Heads(2, 1, 16, 2)).of_slot
+    num_tails = 2 * TailPrograms.of(4, 3, HeadShape(2, 1, 16, 2)).of_slot
     assert alone._grid == (num_tails, 1, 1)
     assert whole._grid[0] > num_tails
     own = 8 * 2 * last.num_splits

@@ -9,7 +9,7 @@ import torch
 from specdec.kernels.attention import combine, launch, launch_plan
 from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.attention.query_rows import Paths, QueryRows
-from specdec.kernels.attention.query_tiles import Heads
+from specdec.kernels.attention.query_tiles import HeadShape
 from specdec.kernels.attention.wide_splits import Sharers
 from specdec.kernels.repeated import Repeated
 from specdec.sizes import EngineSizes, TreeShape
@@ -45,7 +45,7 @@ def test_attention_is_compiled_ahead_for_every_chunk(monkeypatch, group, alone_k
     for G in (1, 2, 4, 8, 16, 32):
         if G * group > 128:  # query heads, more than any target has
             continue
-        heads = Heads(group, G, 128, 2)
+        heads = HeadShape(group, G, 128, 2)
         for max_num_seqs in (1, 31, 40, 63, 64, 300, 1000):
             sizes = SimpleNamespace(max_num_seqs=max_num_seqs, most_keys=None)
             runner = SimpleNamespace(sizes=sizes, heads=(heads,))
@@ -61,7 +61,7 @@ def test_attention_is_compiled_ahead_for_every_chunk(monkeypatch, group, alone_k
     "group, G, max_num_seqs", [(4, 8, 256), (8, 8, 300), (5, 8, 512), (1, 2, 7)]
 )
 def test_attention_is_compiled_ahead_for_every_share_of_rows(group, G, max_num_seqs):
-    heads = Heads(group, G, 128, 2)
+    heads = HeadShape(group, G, 128, 2)
     sizes = EngineSizes(
         max_model_len=32768,
         max_num_seqs=max_num_seqs,
@@ -99,7 +99,7 @@ def test_attention_to_trees_is_compiled_ahead(group, max_model_len, num_nodes, t
         num_speculative_tokens=5,
         tree=tree,
     )
-    heads = Heads(group, 8, 128, 2)
+    heads = HeadShape(group, 8, 128, 2)
 
     def kinds(count: int) -> set[object]:
         most = sizes.most_keys
@@ -130,7 +130,7 @@ def test_launches_of_one_kind_take_the_same_kernels(monkeypatch, has_paths, grou
         real(self, kernel, grid, **given)
 
     monkeypatch.setattr(Repeated, "__init__", spy)
-    heads = Heads(group, G, C, 2)
+    heads = HeadShape(group, G, C, 2)
     cache = torch.zeros(2, 2, G, 64, C, dtype=torch.bfloat16)
     lengths = (3000, 200 * 64) if has_paths else (200 * 64,)
     counts, all_rows = (1, 2, 3, 5, 8, 9, 16, 17, 33, 64), (1, 2, 4, 6, 8, 16, 20)

@@ -7,7 +7,7 @@ import pytest
 
 from specdec import LLM
 from specdec.kernels.attention import launch_plan
-from specdec.kernels.attention.query_tiles import Heads
+from specdec.kernels.attention.query_tiles import HeadShape
 from specdec.kernels.tile_shapes import row_class
 from specdec.passes.captured import shared_shapes
 from specdec.requests.sampling_flags import GREEDY
@@ -75,7 +75,7 @@ def chunks():
         runner = SimpleNamespace(
             sizes=sizes,
             graphs=SimpleNamespace(shapes=()),
-            heads=(Heads(4, 8, 128, 2),),
+            heads=(HeadShape(4, 8, 128, 2),),
             step_of=step_of,
         )
         list(forwards(runner))

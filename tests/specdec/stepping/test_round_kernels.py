@@ -22,7 +22,7 @@ from specdec.stepping.commit import (
     launch_accept_and_commit,
     launch_commit_prompts,
 )
-from specdec.stepping.fill import Extent, fill_prompts, fill_round_ref, launch_fill_round
+from specdec.stepping.fill import Interval, fill_prompts, fill_round_ref, launch_fill_round
 from specdec.stepping.propose import (
     DraftLevel,
     launch_propose,
@@ -145,11 +145,11 @@ def test_commit_prompts(device, K):
         PromptPart(state_row=2, prompt=[5, 6, 7], start=1, length=1, blocks=[1], is_resumed=True),
         PromptPart(state_row=4, prompt=list(range(9)), start=0, length=3, blocks=[2]),
     ]
-    fill_prompts(buffers, parts, Extent(2, 6), Extent(first, first + 12))
+    fill_prompts(buffers, parts, Interval(2, 6), Interval(first, first + 12))
     buffers.target_tokens[first : first + 4] = torch.tensor([40, 41, 42, 43], device=device)
     theirs = copy.deepcopy(ours)
-    launch_commit_prompts(*ours, Extent(2, 6), Extent(first, first + 8))
-    commit_prompts_ref(*theirs, Extent(2, 6), Extent(first, first + 8))
+    launch_commit_prompts(*ours, Interval(2, 6), Interval(first, first + 8))
+    commit_prompts_ref(*theirs, Interval(2, 6), Interval(first, first + 8))
     same(ours, theirs, 6, K)
     assert buffers.sampled_tokens[2:4, 0].tolist() == [40, 7]
     assert state.last_sampled_tokens[[0, 2, 4]].tolist() == [40, 7, 104]
@@ -168,7 +168,7 @@ def test_no_draft_of_the_step_before_is_left_for_the_next(device, commit):
         buffers.draft_sample_slots[:20] = -1
         buffers.positions[:20] = 0
         buffers.last_token_indices[:5] = 0
-        commit_prompts(buffers, state, Extent(0, 5), Extent(0, 20))
+        commit_prompts(buffers, state, Interval(0, 5), Interval(0, 20))
     else:
         commit(buffers, state, 5, False, 4)
     assert not buffers.draft_tokens[:5].any()  # padding too: graphs of the draft read it

@@ -37,7 +37,7 @@ def best(scores_XM: Tensor, count: int) -> Tensor:
     return key_XM.topk(count, dim=-1).indices
 
 
-def log_shares(scores_XW: Tensor) -> Tensor:
+def log_probs(scores_XW: Tensor) -> Tensor:
     """Log softmax in float32, at most 0; a row's result depends on nothing but the row."""
     top_X1 = scores_XW.amax(dim=-1, keepdim=True)
     behind_XW = scores_XW - top_X1

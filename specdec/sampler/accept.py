@@ -53,13 +53,13 @@ def block_accept(drafted: Drafted, coins_BK: Tensor) -> Decision:
     P_i = min(1, P_(i-1) p / q) of the i drafts, R_i = sum of max(P_i p - q, 0) after them. The coin
     of all K drafts is compared with P_K.
     """
-    share_BQ = block_shares(drafted)
-    numerator_BK, denominator_BK = block_odds(drafted, share_BQ)
+    prefix_BQ = prefix_probs(drafted)
+    numerator_BK, denominator_BK = block_odds(drafted, prefix_BQ)
     passes_BK = coins_pass(coins_BK, numerator_BK, denominator_BK) & _is_draft(drafted)
     i_K = torch.arange(1, passes_BK.shape[1] + 1, device=passes_BK.device)
     longest_B = torch.where(passes_BK, i_K, 0)
     num_accepted_B = longest_B.amax(dim=1) if len(i_K) else drafted.num_drafts_B * 0
-    return _decide(drafted, num_accepted_B, share_BQ)
+    return _decide(drafted, num_accepted_B, prefix_BQ)
 
 
 RULES: dict[str, Callable[[Drafted, Tensor], Decision]] = {
@@ -73,32 +73,32 @@ def coins_pass(coins_BK: Tensor, numerator_BK: Tensor, denominator_BK: Tensor) -
     return coins_BK.double() * denominator_BK.double() < numerator_BK.double()
 
 
-def block_shares(drafted: Drafted) -> Tensor:
+def prefix_probs(drafted: Drafted) -> Tensor:
     """Compute P_0..P_K, [B, Q]."""
     target_BK, draft_BK = drafted.of_drafts()
-    share_B = torch.ones_like(drafted.target_probs_BQV[:, 0, 0])
-    shares = [share_B]
+    prefix_B = torch.ones_like(drafted.target_probs_BQV[:, 0, 0])
+    found = [prefix_B]
     for i in range(target_BK.shape[1]):
-        weight_B = share_B * target_BK[:, i]
+        weight_B = prefix_B * target_BK[:, i]
         # min(1, weight / q) without the quotient where it would be above 1
         draft_B = draft_BK[:, i]
         one_B = (weight_B > 0).to(weight_B)
-        share_B = torch.where(weight_B >= draft_B, one_B, weight_B / draft_B)
-        shares.append(share_B)
-    return torch.stack(shares, dim=1)
+        prefix_B = torch.where(weight_B >= draft_B, one_B, weight_B / draft_B)
+        found.append(prefix_B)
+    return torch.stack(found, dim=1)
 
 
-def block_odds(drafted: Drafted, share_BQ: Tensor) -> tuple[Tensor, Tensor]:
+def block_odds(drafted: Drafted, prefix_BQ: Tensor) -> tuple[Tensor, Tensor]:
     """Return what each draft's coin is compared with, as numerator and denominator [B, K]."""
     K = drafted.draft_tokens_BK.shape[1]
     if K == 0:
-        return share_BQ[:, 1:], share_BQ[:, 1:]
-    rest_BKV = share_BQ[:, :K, None] * drafted.target_probs_BQV[:, :K] - drafted.draft_probs_BKV
+        return prefix_BQ[:, 1:], prefix_BQ[:, 1:]
+    rest_BKV = prefix_BQ[:, :K, None] * drafted.target_probs_BQV[:, :K] - drafted.draft_probs_BKV
     rest_BK = F.pad(rest_BKV.clamp(min=0).sum(dim=-1)[:, 1:], (0, 1))
-    share_BK = share_BQ[:, 1:]
-    is_last_BK = torch.arange(1, K + 1, device=share_BQ.device) >= drafted.num_drafts_B[:, None]
-    numerator_BK = torch.where(is_last_BK, share_BK, rest_BK)
-    denominator_BK = torch.where(is_last_BK, 1, rest_BK + 1 - share_BK)
+    prefix_BK = prefix_BQ[:, 1:]
+    is_last_BK = torch.arange(1, K + 1, device=prefix_BQ.device) >= drafted.num_drafts_B[:, None]
+    numerator_BK = torch.where(is_last_BK, prefix_BK, rest_BK)
+    denominator_BK = torch.where(is_last_BK, 1, rest_BK + 1 - prefix_BK)
     # 0 / 0: target and draft agree on all that may follow, so nothing is left to draw instead
     is_certain_BK = denominator_BK == 0
     numerator_BK = torch.where(is_certain_BK, 1, numerator_BK)
@@ -110,15 +110,15 @@ def _is_draft(drafted: Drafted) -> Tensor:
     return torch.arange(K, device=drafted.num_drafts_B.device) < drafted.num_drafts_B[:, None]
 
 
-def _decide(drafted: Drafted, num_accepted_B: Tensor, share_BQ: Tensor) -> Decision:
-    """Decide by the count: the weights are the residual share x p - q, or p after all drafts."""
+def _decide(drafted: Drafted, num_accepted_B: Tensor, prefix_BQ: Tensor) -> Decision:
+    """Decide by the count: the weights are the residual P p - q, or p after all drafts."""
     b = torch.arange(len(num_accepted_B), device=num_accepted_B.device)
     weights_BV = drafted.target_probs_BQV[b, num_accepted_B]
     is_bonus_B = num_accepted_B >= drafted.num_drafts_B
     K = drafted.draft_tokens_BK.shape[1]
     if K > 0:
         draft_BV = drafted.draft_probs_BKV[b, num_accepted_B.clamp(max=K - 1)]
-        residual_BV = (share_BQ[b, num_accepted_B, None] * weights_BV - draft_BV).clamp(min=0)
+        residual_BV = (prefix_BQ[b, num_accepted_B, None] * weights_BV - draft_BV).clamp(min=0)
         # where rounding left nothing, target and draft are equal
         is_target_B1 = (is_bonus_B | (residual_BV.sum(dim=1) == 0))[:, None]
         weights_BV = torch.where(is_target_B1, weights_BV, residual_BV)

@@ -27,7 +27,7 @@ from specdec.kernels.best_children import (
 )
 from specdec.kernels.choose_token import noise_ref
 from specdec.kernels.overlap import begin, let_the_next_start, wait_for_inputs
-from specdec.proposal.tree import ROOT, best, depths, kept_nodes, log_shares, perturbed
+from specdec.proposal.tree import ROOT, best, depths, kept_nodes, log_probs, perturbed
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
 from specdec.stepping.stop_drafting import count_drafting, decide, decide_ref, drafting_ref
@@ -441,14 +441,14 @@ def add_children_ref(
         noise_BW = noise_ref(keys, logits_XW.shape[1])
         temperature_X = perturbation.noise_keys.temperatures
         scores_XW = perturbed(logits_XW, perturbation.floor_X, temperature_X, noise_BW)
-    share_XW = log_shares(scores_XW)
-    id_Xk = best(share_XW, k)
-    path_X1 = torch.zeros_like(share_XW[:, :1])
+    log_probs_XW = log_probs(scores_XW)
+    id_Xk = best(log_probs_XW, k)
+    path_X1 = torch.zeros_like(log_probs_XW[:, :1])
     parent_X1 = torch.full_like(id_Xk[:, :1], ROOT)
     if to.level > 0:
         parent_X1 = tree.row_places[:B].reshape(-1, 1)
         path_X1 = tree.scores[:B].gather(1, tree.row_places[:B]).view(-1, 1)
-    score_Xk = path_X1 + share_XW.gather(1, id_Xk)
+    score_Xk = path_X1 + log_probs_XW.gather(1, id_Xk)
     token_Xk = id_Xk if to.d2t_W is None else to.d2t_W[id_Xk]
     here = slice(to.first_place, to.first_place + to.rows_per_req * k)
     drafts_B = _drafts_ref(B, to)

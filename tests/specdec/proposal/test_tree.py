@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from specdec.proposal.tree import ROOT, best, kept_nodes, log_shares, paths, perturbed, walk
+from specdec.proposal.tree import ROOT, best, kept_nodes, log_probs, paths, perturbed, walk
 from specdec.sizes import TreeShape
 
 INF = math.inf
@@ -29,9 +29,9 @@ def test_best_is_a_stable_descending_sort():
 def test_a_row_of_log_shares_depends_on_nothing_but_the_row(width):
     torch.manual_seed(0)
     scores = 5 * torch.randn(9, width)
-    shares = log_shares(scores)
+    shares = log_probs(scores)
     for x in range(9):
-        assert torch.equal(log_shares(scores[x : x + 1])[0], shares[x])
+        assert torch.equal(log_probs(scores[x : x + 1])[0], shares[x])
     assert shares.max() <= 0
     assert torch.allclose(shares, scores.double().log_softmax(-1).float(), 0, 1e-5)
 

@@ -13,7 +13,7 @@ from functools import cache
 import pytest
 import torch
 
-from specdec.sampler.accept import RULES, Decision, Drafted, block_odds, block_shares, coins_pass
+from specdec.sampler.accept import RULES, Decision, Drafted, block_odds, coins_pass, prefix_probs
 
 V, K = 3, 2
 EPS = 2.0**-60
@@ -179,7 +179,7 @@ def with_weights(rule, weights):
 
 def first_failure(drafted, coins):
     """Block verification that stops at the first coin that fails."""
-    share = block_shares(drafted)
+    share = prefix_probs(drafted)
     passes = coins_pass(coins, *block_odds(drafted, share))
     n = passes.long().cumprod(1).sum(1)
     residual = (

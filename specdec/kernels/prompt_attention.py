@@ -51,7 +51,7 @@ from specdec.kernels.warp_roles import (
 MAX_GROUP = 16  # query heads of a kv head: a query tile has 8 tokens or more
 
 
-class Form(NamedTuple):
+class Variant(NamedTuple):
     """What a compiled kernel is for."""
 
     heads: int  # H
@@ -118,7 +118,7 @@ class PromptAttention:
                 C**-0.5 * 1.4426950408889634,
                 int(is_beside),
             ),
-            constants={"FORM": Form(H, G, query_start_loc is None)},
+            constants={"VARIANT": Variant(H, G, query_start_loc is None)},
             options={"num_warps": 4, "launch_pdl": True, "enable_fp_fusion": False},
         )
 
@@ -175,25 +175,28 @@ def _prompt_attention_kernel(
     M,
     scale,
     is_beside,
-    FORM: gl.constexpr,
+    VARIANT: gl.constexpr,
 ):
     _begin(is_beside)
-    q_ring = make_ring(q_desc, FORM.num_queries)
-    k_ring = make_ring(k_desc, FORM.num_stages)
-    v_ring = make_ring(v_desc, FORM.num_stages)
-    q_bars = make_barriers(FORM.num_queries)
-    k_bars = make_barriers(FORM.num_stages)
-    v_bars = make_barriers(FORM.num_stages)
-    ones = make_ones(q_desc.dtype, FORM.ones, k_desc.block_type.shape[0])
+    q_ring = make_ring(q_desc, VARIANT.num_queries)
+    k_ring = make_ring(k_desc, VARIANT.num_stages)
+    v_ring = make_ring(v_desc, VARIANT.num_stages)
+    q_bars = make_barriers(VARIANT.num_queries)
+    k_bars = make_barriers(VARIANT.num_stages)
+    v_bars = make_barriers(VARIANT.num_stages)
+    ones = make_ones(q_desc.dtype, VARIANT.ones, k_desc.block_type.shape[0])
     hopper.fence_async_shared()
     rings = (q_ring, k_ring, v_ring, ones)
     bars = (q_bars, k_bars, v_bars, make_turns())
     rows = (idx_ptr, positions_ptr, starts_ptr, (num_items, num_uneven), num_slots, query_len)
     gl.warp_specialize(
         [
-            (_attend_upper, (out_ptr, rings, bars, rows, scale, FORM)),
-            (_attend_lower, (out_ptr, rings, bars, rows, scale, FORM)),
-            (_copy, ((q_desc, k_desc, v_desc), rings, bars, rows, (block_table_ptr, R, M), FORM)),
+            (_attend_upper, (out_ptr, rings, bars, rows, scale, VARIANT)),
+            (_attend_lower, (out_ptr, rings, bars, rows, scale, VARIANT)),
+            (
+                _copy,
+                ((q_desc, k_desc, v_desc), rings, bars, rows, (block_table_ptr, R, M), VARIANT),
+            ),
         ],
         worker_num_warps=[4, 1],
         worker_num_regs=[240, 24],
@@ -263,7 +266,7 @@ def _num_own(rows):
 
 
 @gluon_jit
-def _item(i, rows, TOKENS: gl.constexpr, FORM: gl.constexpr):
+def _item(i, rows, TOKENS: gl.constexpr, VARIANT: gl.constexpr):
     """Find a program's i-th item: batch slot, kv head, first row, and the end of the slot's rows.
 
     Items of slots that are shorter than the longest may begin at or after that end.
@@ -271,8 +274,8 @@ def _item(i, rows, TOKENS: gl.constexpr, FORM: gl.constexpr):
     _idx_ptr, _positions_ptr, starts_ptr, items, num_slots, query_len = rows
     num_items, uneven = items
     item = own_item(i, gl.program_id(0), gl.num_programs(0), num_items, uneven)
-    tile, b, g = place_of_item(item, num_items, num_slots, FORM.kv_heads)
-    if FORM.is_uniform:
+    tile, b, g = place_of_item(item, num_items, num_slots, VARIANT.kv_heads)
+    if VARIANT.is_uniform:
         first_row = b * query_len
         end = first_row + query_len
     else:
@@ -294,7 +297,7 @@ def _bounds(rows, first_row, end, TOKENS: gl.constexpr):
 
 
 @gluon_jit
-def _copy(descs, rings, bars, rows, table, FORM: gl.constexpr):
+def _copy(descs, rings, bars, rows, table, VARIANT: gl.constexpr):
     """Fill the rings, in one warp, as places become empty."""
     q_desc, k_desc, v_desc = descs
     q_ring, k_ring, v_ring, _ones = rings
@@ -304,7 +307,7 @@ def _copy(descs, rings, bars, rows, table, FORM: gl.constexpr):
     step = 0
     num_done = 0
     for i in range(_num_own(rows)):
-        b, g, first_row, end = _item(i, rows, TOKENS, FORM)
+        b, g, first_row, end = _item(i, rows, TOKENS, VARIANT)
         if first_row < end:
             slot = gl.load(rows[0] + b).to(gl.int32)
             blocks_ptr = block_table_ptr + gl.where(slot < 0, R, slot).to(gl.int64) * M
@@ -313,7 +316,7 @@ def _copy(descs, rings, bars, rows, table, FORM: gl.constexpr):
             num_tiles = last // S + 1
             fill(q_desc, [first_row, g, 0, 0], q_ring, bars[0], num_done)
             for j in range(num_tiles):
-                at = (block * FORM.kv_heads + g) * S
+                at = (block * VARIANT.kv_heads + g) * S
                 block = gl.load(blocks_ptr + gl.minimum(j + 1, num_tiles - 1)).to(gl.int32)
                 fill(k_desc, [at, 0], k_ring, bars[1], step)
                 fill(v_desc, [at, 0], v_ring, bars[2], step)
@@ -322,17 +325,17 @@ def _copy(descs, rings, bars, rows, table, FORM: gl.constexpr):
 
 
 @gluon_jit
-def _attend_upper(out_ptr, rings, bars, rows, scale, FORM: gl.constexpr):
-    _attend(out_ptr, rings, bars, rows, scale, FORM, 0)
+def _attend_upper(out_ptr, rings, bars, rows, scale, VARIANT: gl.constexpr):
+    _attend(out_ptr, rings, bars, rows, scale, VARIANT, 0)
 
 
 @gluon_jit
-def _attend_lower(out_ptr, rings, bars, rows, scale, FORM: gl.constexpr):
-    _attend(out_ptr, rings, bars, rows, scale, FORM, 1)
+def _attend_lower(out_ptr, rings, bars, rows, scale, VARIANT: gl.constexpr):
+    _attend(out_ptr, rings, bars, rows, scale, VARIANT, 1)
 
 
 @gluon_jit
-def _attend(out_ptr, rings, bars, rows, scale, FORM: gl.constexpr, HALF: gl.constexpr):
+def _attend(out_ptr, rings, bars, rows, scale, VARIANT: gl.constexpr, HALF: gl.constexpr):
     """Attend, in four warps, with half the rows of each of the program's query tiles."""
     q_ring = rings[0]
     S: gl.constexpr = rings[1].shape[1]
@@ -342,7 +345,7 @@ def _attend(out_ptr, rings, bars, rows, scale, FORM: gl.constexpr, HALF: gl.cons
     step = 0
     num_done = 0
     for i in range(_num_own(rows)):
-        _b, g, first_row, end = _item(i, rows, TOKENS, FORM)
+        _b, g, first_row, end = _item(i, rows, TOKENS, VARIANT)
         if first_row < end:
             first, last = _bounds(rows, first_row, end, TOKENS)
             q = filled(q_ring, bars[0], num_done, True).reshape([TOKENS * GROUP, C])
@@ -359,10 +362,10 @@ def _attend(out_ptr, rings, bars, rows, scale, FORM: gl.constexpr, HALF: gl.cons
             BLOCKED: gl.constexpr = gl.BlockedLayout([1, 8], [256 // C, C // 8], [4, 1], [1, 0])
             row = gl.arange(0, q.shape[0], gl.SliceLayout(1, BLOCKED)) + HALF * q.shape[0]
             t = first_row + row // GROUP
-            head = g * (FORM.heads // FORM.kv_heads) + row % GROUP
-            inside = (t < end) & (row % GROUP < FORM.heads // FORM.kv_heads)
+            head = g * (VARIANT.heads // VARIANT.kv_heads) + row % GROUP
+            inside = (t < end) & (row % GROUP < VARIANT.heads // VARIANT.kv_heads)
             c = gl.arange(0, C, gl.SliceLayout(0, BLOCKED))
-            at = (t * FORM.heads + head)[:, None] * C + c[None, :]
+            at = (t * VARIANT.heads + head)[:, None] * C + c[None, :]
             gl.store(out_ptr + at, q.load(BLOCKED), mask=inside[:, None])
             hopper.fence_async_shared()
             release(q_ring, bars[0], num_done)

@@ -26,7 +26,7 @@ from specdec.kernels.warp_roles import (
 
 
 @gluon_jit
-def own_work(path_starts_ptr, shares, requests, TOKENS: gl.constexpr, FORM: gl.constexpr):
+def own_work(path_starts_ptr, shares, requests, TOKENS: gl.constexpr, VARIANT: gl.constexpr):
     """A program's batch slot, first row of the slot's, kv head; its splits.
 
     Of these: how many tiles they have, whether they are left as one, where they are listed and the
@@ -36,7 +36,7 @@ def own_work(path_starts_ptr, shares, requests, TOKENS: gl.constexpr, FORM: gl.c
     shares_ptr, fewer, counts, width = shares
     block_table_ptr, idx_ptr, R, M = requests
     turn, sharers, b = gl.program_id(0), gl.num_programs(0), gl.program_id(2)
-    tile, g = gl.program_id(1) // FORM.kv_heads, gl.program_id(1) % FORM.kv_heads
+    tile, g = gl.program_id(1) // VARIANT.kv_heads, gl.program_id(1) % VARIANT.kv_heads
     begin = gl.load(path_starts_ptr + b, cache_modifier=".cg").to(gl.int32)
     slot = gl.load(idx_ptr + b, cache_modifier=".cg").to(gl.int32)
     sharing = num_sharing(begin, sharers, fewer)
@@ -57,17 +57,17 @@ def split_at(own_ptr):
 
 
 @gluon_jit
-def attend_upper(own, rings, bars, query_len, parts, scale, FORM: gl.constexpr):
-    _attend(own, rings, bars, query_len, parts, scale, FORM, 0)
+def attend_upper(own, rings, bars, query_len, parts, scale, VARIANT: gl.constexpr):
+    _attend(own, rings, bars, query_len, parts, scale, VARIANT, 0)
 
 
 @gluon_jit
-def attend_lower(own, rings, bars, query_len, parts, scale, FORM: gl.constexpr):
-    _attend(own, rings, bars, query_len, parts, scale, FORM, 1)
+def attend_lower(own, rings, bars, query_len, parts, scale, VARIANT: gl.constexpr):
+    _attend(own, rings, bars, query_len, parts, scale, VARIANT, 1)
 
 
 @gluon_jit
-def _attend(own, rings, bars, query_len, parts, scale, FORM: gl.constexpr, HALF: gl.constexpr):
+def _attend(own, rings, bars, query_len, parts, scale, VARIANT: gl.constexpr, HALF: gl.constexpr):
     """What four warps do: half the query rows, for each of the program's splits.
 
     Scores and powers of each tile while the values of the tile before it are added.
@@ -114,7 +114,7 @@ def _attend(own, rings, bars, query_len, parts, scale, FORM: gl.constexpr, HALF:
             whole_peak, whole_total, whole_acc = finished_split(whole, peak, total, acc)
             if (is_merged == 0) | (step == num_tiles - 1):
                 whole = whole_peak, whole_total, whole_acc
-                _store(parts, split, place, whole, query_len, GROUP, FORM, HALF)
+                _store(parts, split, place, whole, query_len, GROUP, VARIANT, HALF)
                 whole_peak, whole_total, whole_acc = no_keys_beside(q.shape[0], C, C)
             total = gl.zeros_like(total)
             own_ptr += 1
@@ -132,7 +132,7 @@ def _store(
     part,
     query_len,
     GROUP: gl.constexpr,
-    FORM: gl.constexpr,
+    VARIANT: gl.constexpr,
     HALF: gl.constexpr,
 ):
     """Leave the partial result of each row, as `store_part` in parts.py."""
@@ -149,8 +149,8 @@ def _store(
     hopper.tma.async_copy_shared_to_global(acc_desc, [b, first_row, g, 0, split * C], result)
     row = gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
     t = first_row + row // GROUP
-    inside = (t < query_len) & (row % GROUP < FORM.heads // FORM.kv_heads)
-    head = g * (FORM.heads // FORM.kv_heads) + row % GROUP
-    at = ((b * query_len + t) * FORM.heads + head).to(gl.int64) * NS + split
+    inside = (t < query_len) & (row % GROUP < VARIANT.heads // VARIANT.kv_heads)
+    head = g * (VARIANT.heads // VARIANT.kv_heads) + row % GROUP
+    at = ((b * query_len + t) * VARIANT.heads + head).to(gl.int64) * NS + split
     gl.store(stats_ptr + at * 2, peak, mask=inside)
     gl.store(stats_ptr + at * 2 + 1, total, mask=inside)

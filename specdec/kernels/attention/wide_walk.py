@@ -46,7 +46,7 @@ from specdec.kernels.warp_roles import (
 )
 
 
-class WideForm(NamedTuple):
+class WideVariant(NamedTuple):
     """What a compiled kernel is for."""
 
     heads: int  # H
@@ -95,7 +95,7 @@ class WideWalk:
                 NS,
                 scale,
             ),
-            constants={"FORM": WideForm(group * G, G)},
+            constants={"VARIANT": WideVariant(group * G, G)},
             options={"num_warps": 4, "launch_pdl": True, "enable_fp_fusion": False},
         )
 
@@ -138,20 +138,20 @@ def _wide_walk_kernel(
     M,
     NS,
     scale,
-    FORM: gl.constexpr,
+    VARIANT: gl.constexpr,
 ):
     shares = (shares_ptr, fewer, counts, width)
     requests = (block_table_ptr, idx_ptr, R, M)
-    own = own_work(path_starts_ptr, shares, requests, q_desc.block_type.shape[0], FORM)
+    own = own_work(path_starts_ptr, shares, requests, q_desc.block_type.shape[0], VARIANT)
     _b, _first_row, _g, splits = own
     num_tiles, _is_merged, _listed, _blocks = splits
     q_ring = make_ring(q_desc, 1)
-    k_ring = make_ring(k_desc, FORM.num_stages)
-    v_ring = make_ring(v_desc, FORM.num_stages)
+    k_ring = make_ring(k_desc, VARIANT.num_stages)
+    v_ring = make_ring(v_desc, VARIANT.num_stages)
     q_bars = make_barriers(1)
-    k_bars = make_barriers(FORM.num_stages)
-    v_bars = make_barriers(FORM.num_stages)
-    ones = make_ones(q_desc.dtype, FORM.ones, k_desc.block_type.shape[0])
+    k_bars = make_barriers(VARIANT.num_stages)
+    v_bars = make_barriers(VARIANT.num_stages)
+    ones = make_ones(q_desc.dtype, VARIANT.ones, k_desc.block_type.shape[0])
     hopper.fence_async_shared()
     if num_tiles == 0:  # looked up while the barriers were made
         tl.extra.cuda.gdc_wait()
@@ -165,9 +165,9 @@ def _wide_walk_kernel(
     parts = (acc_desc, stats_ptr, NS, make_ring(acc_desc, 2))
     gl.warp_specialize(
         [
-            (attend_upper, (own, rings, bars, query_len, parts, scale, FORM)),
-            (attend_lower, (own, rings, bars, query_len, parts, scale, FORM)),
-            (_copy_keys, (own, (k_desc, v_desc), rings, bars, FORM)),
+            (attend_upper, (own, rings, bars, query_len, parts, scale, VARIANT)),
+            (attend_lower, (own, rings, bars, query_len, parts, scale, VARIANT)),
+            (_copy_keys, (own, (k_desc, v_desc), rings, bars, VARIANT)),
             (_copy_queries, (own, q_desc, q_ring, q_bars, query_len)),
         ],
         worker_num_warps=[4, 1, 1],
@@ -176,7 +176,7 @@ def _wide_walk_kernel(
 
 
 @gluon_jit
-def _copy_keys(own, descs, rings, bars, FORM: gl.constexpr):
+def _copy_keys(own, descs, rings, bars, VARIANT: gl.constexpr):
     """What one warp does: fill the rings of keys and values, as places become empty.
 
     Without a wait: what lies below a tree was there before.
@@ -191,7 +191,7 @@ def _copy_keys(own, descs, rings, bars, FORM: gl.constexpr):
     tile = split_start(split) // S
     end = split_start(split + 1) // S
     for step in range(num_tiles):
-        at = (block * FORM.kv_heads + g) * S
+        at = (block * VARIANT.kv_heads + g) * S
         tile += 1
         if tile == end:
             own_ptr += 1

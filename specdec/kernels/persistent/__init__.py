@@ -14,7 +14,7 @@ The number of tiles is seldom a multiple of the multiprocessors, and those of a 
 leave many idle: their rows are cut, so that more programs have some.
 
 To be read in this order:
-1. launch.py: the launch on the host, with form.py (what a compiled kernel is for, and the tuples
+1. launch.py: the launch on the host, with variant.py (what a compiled kernel is for, and the tuples
    that its functions share) and descriptors.py (matrices as the copy engine takes them);
 2. kernel.py: the shared memory of a program, and which warps have which role;
 3. items.py: which tiles of results a program makes, equal for all of its warps;

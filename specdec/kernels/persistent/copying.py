@@ -15,21 +15,21 @@ from specdec.kernels.tile_order import split_blocks
 
 
 @gluon_jit
-def copy_tiles(sources, ring, sizes, FORM: gl.constexpr):
-    workload = extent_of(ring, sizes, FORM)
+def copy_tiles(sources, ring, sizes, VARIANT: gl.constexpr):
+    workload = extent_of(ring, sizes, VARIANT)
     step = 0
     K = sizes.K
-    blocks = split_blocks(K, ring.x.shape[2], FORM.splits)
-    ahead = _copy_ahead(sources, ring, workload, blocks, FORM)
+    blocks = split_blocks(K, ring.x.shape[2], VARIANT.splits)
+    ahead = _copy_ahead(sources, ring, workload, blocks, VARIANT)
     wait_for_inputs()
-    all_blocks = blocks * FORM.walked
+    all_blocks = blocks * VARIANT.walked
     for i in range(num_own(workload)):
-        place = place_of_item(own_item(i), ring, workload, FORM)
-        step = _copy_blocks(sources, ring, place, all_blocks, step, ahead, K, FORM, False)
-    if FORM.cuts > 1:
+        place = place_of_item(own_item(i), ring, workload, VARIANT)
+        step = _copy_blocks(sources, ring, place, all_blocks, step, ahead, K, VARIANT, False)
+    if VARIANT.cuts > 1:
         for i in range(gl.program_id(0), workload.num_cut, gl.num_programs(0)):
-            place = place_of_part(i, ring, workload, FORM)
-            step = _copy_blocks(sources, ring, place, all_blocks, step, ahead, K, FORM, True)
+            place = place_of_part(i, ring, workload, VARIANT)
+            step = _copy_blocks(sources, ring, place, all_blocks, step, ahead, K, VARIANT, True)
 
 
 @gluon_jit
@@ -39,65 +39,65 @@ def wait_for_inputs():
 
 
 @gluon_jit
-def _copy_ahead(sources, ring, workload, blocks, FORM: gl.constexpr):
+def _copy_ahead(sources, ring, workload, blocks, VARIANT: gl.constexpr):
     """Load W of the first blocks, which no launch writes; returns how many."""
     BLOCK_K: gl.constexpr = ring.x.shape[2]
-    count = gl.where(num_own(workload) > 0, blocks * FORM.walked, 0)
-    count = gl.minimum(count, FORM.num_stages)
-    split, n0, _m0 = place_of_item(own_item(0), ring, workload, FORM)
+    count = gl.where(num_own(workload) > 0, blocks * VARIANT.walked, 0)
+    count = gl.minimum(count, VARIANT.num_stages)
+    split, n0, _m0 = place_of_item(own_item(0), ring, workload, VARIANT)
     for i in range(count):
-        _load_w(sources, ring, n0, (split * blocks + i) * BLOCK_K, i, True, FORM, False)
+        _load_w(sources, ring, n0, (split * blocks + i) * BLOCK_K, i, True, VARIANT, False)
     return count
 
 
 @gluon_jit
 def _copy_blocks(
-    sources, ring, place, count, step, ahead, K, FORM: gl.constexpr, IS_CUT: gl.constexpr
+    sources, ring, place, count, step, ahead, K, VARIANT: gl.constexpr, IS_CUT: gl.constexpr
 ):
     """Copy the tiles of one item, in all blocks of its K; returns the next step.
 
     Those of W are there or on their way for as many steps as were loaded `ahead`.
     """
     split, n0, m0 = place
-    STAGES: gl.constexpr = FORM.num_stages
+    STAGES: gl.constexpr = VARIANT.num_stages
     BLOCK_K: gl.constexpr = ring.x.shape[2]
-    BLOCK_M: gl.constexpr = ring.x.shape[1] // (FORM.cuts if IS_CUT else 1)
-    blocks = split_blocks(K, BLOCK_K, FORM.splits)
+    BLOCK_M: gl.constexpr = ring.x.shape[1] // (VARIANT.cuts if IS_CUT else 1)
+    blocks = split_blocks(K, BLOCK_K, VARIANT.splits)
     for i in range(count):
         k = (split * blocks + i) * BLOCK_K
         at = step % STAGES
         ready = ring.ready.index(at)
         hopper.mbarrier.wait(ring.empty.index(at), (step // STAGES + 1) & 1)
-        _load_w(sources, ring, n0, k, at, step >= ahead, FORM, IS_CUT)
+        _load_w(sources, ring, n0, k, at, step >= ahead, VARIANT, IS_CUT)
         if IS_CUT:
             _load(sources.rest, m0, k, ready, ring.x.index(at).slice(0, BLOCK_M))
         else:
             _load(sources.x, m0, k, ready, ring.x.index(at))
-        if FORM.tail > 0:
+        if VARIANT.tail > 0:
             _load(sources.rest, m0 + BLOCK_M, k, ready, ring.tail.index(at))
         step += 1
     return step
 
 
 @gluon_jit
-def _load_w(sources, ring, row, k, at, is_new, FORM: gl.constexpr, IS_CUT: gl.constexpr):
+def _load_w(sources, ring, row, k, at, is_new, VARIANT: gl.constexpr, IS_CUT: gl.constexpr):
     """Load a stage's tiles of W, if they are new; its barrier expects them and those of x."""
-    GROUPS: gl.constexpr = FORM.groups
-    BLOCK_M: gl.constexpr = ring.x.shape[1] // (FORM.cuts if IS_CUT else 1)
-    ROWS: gl.constexpr = (2 if FORM.is_gated else 1) * GROUPS * 64 + BLOCK_M + FORM.tail
+    GROUPS: gl.constexpr = VARIANT.groups
+    BLOCK_M: gl.constexpr = ring.x.shape[1] // (VARIANT.cuts if IS_CUT else 1)
+    ROWS: gl.constexpr = (2 if VARIANT.is_gated else 1) * GROUPS * 64 + BLOCK_M + VARIANT.tail
     ready = ring.ready.index(at)
     hopper.mbarrier.expect(ready, ROWS * ring.x.shape[2] * 2, pred=is_new)
     TILES: gl.constexpr = 1 if GROUPS == 2 else GROUPS
     for i in gl.static_range(TILES):
         to = ring.w.index(at * TILES + i)
-        if FORM.has_turns:
+        if VARIANT.has_turns:
             turn = row // 8 + i * 4
             hopper.tma.async_copy_global_to_shared(
                 sources.w, [turn, 0, 0, k], ready, to, pred=is_new
             )
         else:
             _load(sources.w, row + i * 64, k, ready, to, is_new)
-    if FORM.is_gated:
+    if VARIANT.is_gated:
         _load(sources.up, row, k, ready, ring.up.index(at), is_new)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import GluonDescriptor, gl
-from specdec.kernels.persistent.form import BLOCK_K, BLOCK_N, OUT_ROWS
+from specdec.kernels.persistent.variant import BLOCK_K, BLOCK_N, OUT_ROWS
 from specdec.kernels.tiles import Tiles, rows_to_read
 
 

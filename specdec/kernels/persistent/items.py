@@ -21,17 +21,17 @@ class Workload(NamedTuple):
 
 
 @gluon_jit
-def extent_of(ring, sizes, FORM: gl.constexpr):
-    BLOCK_M: gl.constexpr = ring.x.shape[1] + FORM.tail
-    PART: gl.constexpr = BLOCK_M // FORM.cuts
-    n_tiles = gl.cdiv(sizes.N, FORM.height)
+def extent_of(ring, sizes, VARIANT: gl.constexpr):
+    BLOCK_M: gl.constexpr = ring.x.shape[1] + VARIANT.tail
+    PART: gl.constexpr = BLOCK_M // VARIANT.cuts
+    n_tiles = gl.cdiv(sizes.N, VARIANT.height)
     num_parts = gl.cdiv(sizes.T, PART)  # of x
-    m_tiles = num_parts // FORM.cuts
-    items = n_tiles * (FORM.splits // FORM.walked)  # of a tile of x
-    last_parts = num_parts % FORM.cuts
+    m_tiles = num_parts // VARIANT.cuts
+    items = n_tiles * (VARIANT.splits // VARIANT.walked)  # of a tile of x
+    last_parts = num_parts % VARIANT.cuts
     whole = items * m_tiles
-    num_whole = whole if FORM.cuts == 1 else whole - whole % gl.num_programs(0)
-    num_cut = (whole - num_whole) * FORM.cuts + items * last_parts
+    num_whole = whole if VARIANT.cuts == 1 else whole - whole % gl.num_programs(0)
+    num_cut = (whole - num_whole) * VARIANT.cuts + items * last_parts
     return Workload(
         n_tiles=n_tiles,
         m_tiles=m_tiles,
@@ -54,28 +54,28 @@ def own_item(i):
 
 
 @gluon_jit
-def place_of_item(item, ring, workload, FORM: gl.constexpr):
+def place_of_item(item, ring, workload, VARIANT: gl.constexpr):
     """Find an item's split, and its first row of W and of x."""
-    BLOCK_M: gl.constexpr = ring.x.shape[1] + FORM.tail
+    BLOCK_M: gl.constexpr = ring.x.shape[1] + VARIANT.tail
     tiles = gl.maximum(workload.n_tiles * workload.m_tiles, 1)
     n_tile, m_tile = place_of(item % tiles, workload.n_tiles, gl.maximum(workload.m_tiles, 1))
-    return item // tiles, n_tile * FORM.height, m_tile * BLOCK_M
+    return item // tiles, n_tile * VARIANT.height, m_tile * BLOCK_M
 
 
 @gluon_jit
-def place_of_part(i, ring, workload, FORM: gl.constexpr):
+def place_of_part(i, ring, workload, VARIANT: gl.constexpr):
     """Find the i-th part of a cut item: of the last turn, then of the last tile of x."""
-    PART: gl.constexpr = ring.x.shape[1] // FORM.cuts
-    items = workload.n_tiles * (FORM.splits // FORM.walked)  # of a tile of x
+    PART: gl.constexpr = ring.x.shape[1] // VARIANT.cuts
+    items = workload.n_tiles * (VARIANT.splits // VARIANT.walked)  # of a tile of x
     of_turn = workload.num_cut - items * workload.last_parts
-    split, n0, m0 = place_of_item(workload.num_whole + i // FORM.cuts, ring, workload, FORM)
-    m0 += i % FORM.cuts * PART
+    split, n0, m0 = place_of_item(workload.num_whole + i // VARIANT.cuts, ring, workload, VARIANT)
+    m0 += i % VARIANT.cuts * PART
     j = i - of_turn
     last_parts = gl.maximum(workload.last_parts, 1)
     item = j // last_parts
     last_m0 = workload.m_tiles * ring.x.shape[1] + j % last_parts * PART
     return (
         gl.where(j < 0, split, item // workload.n_tiles),
-        gl.where(j < 0, n0, item % workload.n_tiles * FORM.height),
+        gl.where(j < 0, n0, item % workload.n_tiles * VARIANT.height),
         gl.where(j < 0, m0, last_m0),
     )

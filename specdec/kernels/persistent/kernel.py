@@ -2,8 +2,8 @@
 
 from specdec.kernels import gl, gluon_jit, hopper
 from specdec.kernels.persistent.copying import copy_tiles, wait_for_inputs
-from specdec.kernels.persistent.form import Results, Ring, Sizes, Sources
 from specdec.kernels.persistent.multiplying import multiply
+from specdec.kernels.persistent.variant import Results, Ring, Sizes, Sources
 
 
 @gluon_jit(varying=("T",))
@@ -17,49 +17,49 @@ def persistent_kernel(
     T,
     N,
     K,
-    FORM: gl.constexpr,
+    VARIANT: gl.constexpr,
     needed_ptr=None,  # [1]; see needed.py
 ):
     if needed_ptr is not None:
         wait_for_inputs()
         if gl.load(needed_ptr) == 0:
             return
-    STAGES: gl.constexpr = FORM.num_stages
-    w_ring = _ring(w_desc, STAGES if FORM.groups == 2 else STAGES * FORM.groups)
+    STAGES: gl.constexpr = VARIANT.num_stages
+    w_ring = _ring(w_desc, STAGES if VARIANT.groups == 2 else STAGES * VARIANT.groups)
     x_ring = _ring(x_desc, STAGES)
-    up_ring = _ring(up_desc, STAGES) if FORM.is_gated else w_ring
-    tail_ring = _ring(rest_desc, STAGES) if FORM.tail > 0 else x_ring
-    out_buffers = _ring(out_desc, 2 * FORM.groups)
+    up_ring = _ring(up_desc, STAGES) if VARIANT.is_gated else w_ring
+    tail_ring = _ring(rest_desc, STAGES) if VARIANT.tail > 0 else x_ring
+    out_buffers = _ring(out_desc, 2 * VARIANT.groups)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         hopper.mbarrier.init(ready.index(i), count=1)
-        hopper.mbarrier.init(empty.index(i), count=FORM.groups)
+        hopper.mbarrier.init(empty.index(i), count=VARIANT.groups)
     hopper.fence_async_shared()
     sources = Sources(w=w_desc, up=up_desc, x=x_desc, rest=rest_desc)
     ring = Ring(w=w_ring, up=up_ring, x=x_ring, tail=tail_ring, ready=ready, empty=empty)
     results = Results(desc=out_desc, buffers=out_buffers, bias_ptr=bias_ptr)
     sizes = Sizes(T=T, N=N, K=K)
-    if FORM.groups == 2:
+    if VARIANT.groups == 2:
         gl.warp_specialize(
             [
-                (multiply, (results, ring, sizes, FORM, 0)),
-                (multiply, (results, ring, sizes, FORM, 1)),
-                (copy_tiles, (sources, ring, sizes, FORM)),
+                (multiply, (results, ring, sizes, VARIANT, 0)),
+                (multiply, (results, ring, sizes, VARIANT, 1)),
+                (copy_tiles, (sources, ring, sizes, VARIANT)),
             ],
             worker_num_warps=[4, 1],
-            worker_num_regs=[232, FORM.copy_registers],
+            worker_num_regs=[232, VARIANT.copy_registers],
         )
     else:
         gl.warp_specialize(
             [
-                (multiply, (results, ring, sizes, FORM, 0)),
-                (multiply, (results, ring, sizes, FORM, 1)),
-                (multiply, (results, ring, sizes, FORM, 2)),
-                (copy_tiles, (sources, ring, sizes, FORM)),
+                (multiply, (results, ring, sizes, VARIANT, 0)),
+                (multiply, (results, ring, sizes, VARIANT, 1)),
+                (multiply, (results, ring, sizes, VARIANT, 2)),
+                (copy_tiles, (sources, ring, sizes, VARIANT)),
             ],
             worker_num_warps=[4, 4, 1],
-            worker_num_regs=[160, 160, FORM.copy_registers],
+            worker_num_regs=[160, 160, VARIANT.copy_registers],
         )
 
 

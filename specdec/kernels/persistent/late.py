@@ -13,22 +13,24 @@ from specdec.kernels.tile_order import split_blocks
 
 @gluon_jit
 def multiply_late(
-    results, ring, sizes, workload, step, num_written, FORM: gl.constexpr, GROUP: gl.constexpr
+    results, ring, sizes, workload, step, num_written, VARIANT: gl.constexpr, GROUP: gl.constexpr
 ):
     """Make a program's own items; returns the next step, and how many blocks are written."""
     PIECES: gl.constexpr = ring.x.shape[1] // results.buffers.shape[2]
     split, n0 = 0, 0
     m0 = sizes.T  # below the last row: nothing is held yet, and nothing written
-    nothing = zeros(ring, FORM, False)
-    held = _packed(result(results, nothing, 0, sizes.N, FORM))
+    nothing = zeros(ring, VARIANT, False)
+    held = _packed(result(results, nothing, 0, sizes.N, VARIANT))
     for i in range(num_own(workload)):
-        place = place_of_item(own_item(i), ring, workload, FORM)
+        place = place_of_item(own_item(i), ring, workload, VARIANT)
         of_held = (split, n0, m0)
         sums, step, num_written = _sums(
-            results, ring, step, sizes.K, held, of_held, num_written, FORM, GROUP
+            results, ring, step, sizes.K, held, of_held, num_written, VARIANT, GROUP
         )
         split, n0, m0 = place
-        held = _packed(result(results, sums, n0 + GROUP * results.buffers.shape[3], sizes.N, FORM))
+        held = _packed(
+            result(results, sums, n0 + GROUP * results.buffers.shape[3], sizes.N, VARIANT)
+        )
     for i in gl.static_range(PIECES):
         num_written = _write_held(results, ring, (split, n0, m0), held, num_written, i, GROUP)
     return step, num_written
@@ -43,23 +45,23 @@ def _sums(
     held,
     of_held,
     num_written,
-    FORM: gl.constexpr,
+    VARIANT: gl.constexpr,
     GROUP: gl.constexpr,
 ):
     """Add up one split, while what is held leaves."""
-    STAGES: gl.constexpr = FORM.num_stages
+    STAGES: gl.constexpr = VARIANT.num_stages
     PIECES: gl.constexpr = ring.x.shape[1] // results.buffers.shape[2]
-    blocks = split_blocks(K, ring.x.shape[2], FORM.splits)
-    sums = zeros(ring, FORM, False)
+    blocks = split_blocks(K, ring.x.shape[2], VARIANT.splits)
+    sums = zeros(ring, VARIANT, False)
     for i in gl.static_range(PIECES):
         hopper.mbarrier.wait(ring.ready.index(step % STAGES), (step // STAGES) & 1)
-        sums = begin(ring, step % STAGES, sums, i > 0, FORM, GROUP, False)
+        sums = begin(ring, step % STAGES, sums, i > 0, VARIANT, GROUP, False)
         num_written = _write_held(results, ring, of_held, held, num_written, i, GROUP)
         sums = wait(sums, 1)
         if i > 0:
             hopper.mbarrier.arrive(ring.empty.index((step + STAGES - 1) % STAGES))
         step += 1
-    sums, step = add_blocks(ring, step, sums, blocks - PIECES, FORM, GROUP, False, True)
+    sums, step = add_blocks(ring, step, sums, blocks - PIECES, VARIANT, GROUP, False, True)
     return sums, step, num_written
 
 

@@ -1,12 +1,12 @@
-"""The launch of a product, and what is chosen for it on the host: form, programs, descriptors."""
+"""The launch of a product, and what the host chooses for it: variant, programs, descriptors."""
 
 from torch import Tensor
 
 from specdec.kernels import num_multiprocessors
 from specdec.kernels.needed import need
 from specdec.kernels.persistent.descriptors import describe_out, describe_rows, describe_weight
-from specdec.kernels.persistent.form import BLOCK_K, OUT_ROWS, Form
 from specdec.kernels.persistent.kernel import persistent_kernel
+from specdec.kernels.persistent.variant import BLOCK_K, OUT_ROWS, Variant
 from specdec.kernels.tile_shapes import row_pieces, takes_turns
 from specdec.kernels.tiles import Tiles
 
@@ -39,7 +39,7 @@ def launch_persistent(
         T,
         N,
         x_TK.shape[1],
-        FORM=Form(
+        VARIANT=Variant(
             splits=tiles.splits,
             walked=tiles.splits // S,
             is_gated=is_gated and not has_turns,

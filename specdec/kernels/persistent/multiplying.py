@@ -17,24 +17,24 @@ from specdec.kernels.persistent.results import finish
 
 
 @gluon_jit
-def multiply(results, ring, sizes, FORM: gl.constexpr, GROUP: gl.constexpr):
+def multiply(results, ring, sizes, VARIANT: gl.constexpr, GROUP: gl.constexpr):
     """GROUP: which 64 rows of W."""
-    workload = extent_of(ring, sizes, FORM)
+    workload = extent_of(ring, sizes, VARIANT)
     step = 0
     num_written = 0
     tl.extra.cuda.gdc_wait()  # before results are written
-    if FORM.is_late:
+    if VARIANT.is_late:
         step, num_written = multiply_late(
-            results, ring, sizes, workload, step, num_written, FORM, GROUP
+            results, ring, sizes, workload, step, num_written, VARIANT, GROUP
         )
     else:
         for i in range(num_own(workload)):
-            place = place_of_item(own_item(i), ring, workload, FORM)
-            sums, step = sums_of_item(ring, step, sizes.K, FORM, GROUP, False)
-            num_written = finish(results, place, sums, sizes.N, num_written, FORM, GROUP)
-    if FORM.cuts > 1:
+            place = place_of_item(own_item(i), ring, workload, VARIANT)
+            sums, step = sums_of_item(ring, step, sizes.K, VARIANT, GROUP, False)
+            num_written = finish(results, place, sums, sizes.N, num_written, VARIANT, GROUP)
+    if VARIANT.cuts > 1:
         for i in range(gl.program_id(0), workload.num_cut, gl.num_programs(0)):
-            place = place_of_part(i, ring, workload, FORM)
-            sums, step = sums_of_item(ring, step, sizes.K, FORM, GROUP, True)
-            num_written = finish(results, place, sums, sizes.N, num_written, FORM, GROUP)
+            place = place_of_part(i, ring, workload, VARIANT)
+            sums, step = sums_of_item(ring, step, sizes.K, VARIANT, GROUP, True)
+            num_written = finish(results, place, sums, sizes.N, num_written, VARIANT, GROUP)
     hopper.tma.store_wait(0)

@@ -9,21 +9,21 @@ from specdec.kernels.tile_order import split_blocks
 
 
 @gluon_jit
-def sums_of_item(ring, step, K, FORM: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr):
+def sums_of_item(ring, step, K, VARIANT: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr):
     """Make all sums of an item; returns them and the next step."""
-    WALKED: gl.constexpr = FORM.walked
-    sums, step = _split_sums(ring, step, K, FORM, GROUP, IS_CUT)
+    WALKED: gl.constexpr = VARIANT.walked
+    sums, step = _split_sums(ring, step, K, VARIANT, GROUP, IS_CUT)
     for _ in gl.static_range(1, WALKED):
-        more, step = _split_sums(ring, step, K, FORM, GROUP, IS_CUT)
+        more, step = _split_sums(ring, step, K, VARIANT, GROUP, IS_CUT)
         sums = _plus(sums, more)
     return sums, step
 
 
 @gluon_jit
-def _split_sums(ring, step, K, FORM: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr):
-    blocks = split_blocks(K, ring.x.shape[2], FORM.splits)
-    sums = zeros(ring, FORM, IS_CUT)
-    return add_blocks(ring, step, sums, blocks, FORM, GROUP, IS_CUT, False)
+def _split_sums(ring, step, K, VARIANT: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr):
+    blocks = split_blocks(K, ring.x.shape[2], VARIANT.splits)
+    sums = zeros(ring, VARIANT, IS_CUT)
+    return add_blocks(ring, step, sums, blocks, VARIANT, GROUP, IS_CUT, False)
 
 
 @gluon_jit
@@ -38,16 +38,16 @@ def _plus(sums, more):
 
 
 @gluon_jit
-def zeros(ring, FORM: gl.constexpr, IS_CUT: gl.constexpr):
+def zeros(ring, VARIANT: gl.constexpr, IS_CUT: gl.constexpr):
     """Begin sums of nothing."""
-    rows = _tile(ring.x.shape[1] // (FORM.cuts if IS_CUT else 1))
-    if FORM.tail > 0:
-        tail = _tile(FORM.tail)
-        if FORM.is_gated:
+    rows = _tile(ring.x.shape[1] // (VARIANT.cuts if IS_CUT else 1))
+    if VARIANT.tail > 0:
+        tail = _tile(VARIANT.tail)
+        if VARIANT.is_gated:
             return rows, rows, tail, tail
         else:
             return rows, tail
-    elif FORM.is_gated:
+    elif VARIANT.is_gated:
         return rows, rows
     else:
         return (rows,)
@@ -67,7 +67,7 @@ def add_blocks(
     step,
     sums,
     blocks,
-    FORM: gl.constexpr,
+    VARIANT: gl.constexpr,
     GROUP: gl.constexpr,
     IS_CUT: gl.constexpr,
     GOES_ON: gl.constexpr,
@@ -76,11 +76,11 @@ def add_blocks(
 
     A stage is given back when the block after it has begun. GOES_ON: a block before is in flight.
     """
-    STAGES: gl.constexpr = FORM.num_stages
+    STAGES: gl.constexpr = VARIANT.num_stages
     for i in range(blocks):
         hopper.mbarrier.wait(ring.ready.index(step % STAGES), (step // STAGES) & 1)
         is_later = True if GOES_ON else i > 0
-        sums = begin(ring, step % STAGES, sums, is_later, FORM, GROUP, IS_CUT)
+        sums = begin(ring, step % STAGES, sums, is_later, VARIANT, GROUP, IS_CUT)
         sums = wait(sums, 1)
         hopper.mbarrier.arrive(ring.empty.index((step + STAGES - 1) % STAGES), pred=is_later)
         step += 1
@@ -90,39 +90,41 @@ def add_blocks(
 
 
 @gluon_jit
-def begin(ring, at, sums, is_later, FORM: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr):
+def begin(
+    ring, at, sums, is_later, VARIANT: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr
+):
     """Begin to add the products of one stage."""
-    w = _rows_of_group(ring, at, FORM, GROUP)
+    w = _rows_of_group(ring, at, VARIANT, GROUP)
     x = ring.x.index(at)
     if IS_CUT:
-        x = x.slice(0, ring.x.shape[1] // FORM.cuts)
+        x = x.slice(0, ring.x.shape[1] // VARIANT.cuts)
     first = _product(w, x, sums[0], is_later)
-    if FORM.is_gated:
+    if VARIANT.is_gated:
         up = ring.up.index(at).slice(GROUP * 64, 64)
         second = _product(up, x, sums[1], is_later)
-        if FORM.tail > 0:
+        if VARIANT.tail > 0:
             tail = ring.tail.index(at)
             third = _product(w, tail, sums[2], is_later)
             return first, second, third, _product(up, tail, sums[3], is_later)
         else:
             return first, second
-    elif FORM.tail > 0:
+    elif VARIANT.tail > 0:
         return first, _product(w, ring.tail.index(at), sums[1], is_later)
     else:
         return (first,)
 
 
 @gluon_jit
-def _rows_of_group(ring, at, FORM: gl.constexpr, GROUP: gl.constexpr):
+def _rows_of_group(ring, at, VARIANT: gl.constexpr, GROUP: gl.constexpr):
     """Take a group's 64 rows of a tile of W."""
-    if FORM.groups == 2:
+    if VARIANT.groups == 2:
         w = ring.w.index(at)
-        if FORM.has_turns:
+        if VARIANT.has_turns:
             w = w.reshape([128, ring.w.shape[4]])
         return w.slice(GROUP * 64, 64)
     else:
-        w = ring.w.index(at * FORM.groups + GROUP)
-        if FORM.has_turns:
+        w = ring.w.index(at * VARIANT.groups + GROUP)
+        if VARIANT.has_turns:
             w = w.reshape([64, ring.w.shape[4]])
         return w
 

@@ -4,38 +4,38 @@ from specdec.kernels import barrier, gl, gluon_jit, hopper
 
 
 @gluon_jit
-def finish(results, place, sums, N, num_written, FORM: gl.constexpr, GROUP: gl.constexpr):
+def finish(results, place, sums, N, num_written, VARIANT: gl.constexpr, GROUP: gl.constexpr):
     """Write an item's results; returns how many blocks of results the group has written."""
     split, n0, m0 = place
     n0 += GROUP * results.buffers.shape[3]
-    TAILS: gl.constexpr = 2 if FORM.is_gated else 1
-    ups: gl.constexpr = 1 if FORM.is_gated else 0
-    y = _activated(sums[0], sums[ups], results.bias_ptr, n0, N, FORM)
+    TAILS: gl.constexpr = 2 if VARIANT.is_gated else 1
+    ups: gl.constexpr = 1 if VARIANT.is_gated else 0
+    y = _activated(sums[0], sums[ups], results.bias_ptr, n0, N, VARIANT)
     num_written = write(results, split, m0, n0, y, num_written, GROUP)
-    if FORM.tail > 0:
-        y = _activated(sums[TAILS], sums[TAILS + ups], results.bias_ptr, n0, N, FORM)
+    if VARIANT.tail > 0:
+        y = _activated(sums[TAILS], sums[TAILS + ups], results.bias_ptr, n0, N, VARIANT)
         num_written = write(results, split, m0 + sums[0].shape[1], n0, y, num_written, GROUP)
     return num_written
 
 
 @gluon_jit
-def result(results, sums, n0, N, FORM: gl.constexpr):
+def result(results, sums, n0, N, VARIANT: gl.constexpr):
     """What `finish` writes, of an item without a tail. n0: the group's first column."""
-    y = _activated(sums[0], sums[1 if FORM.is_gated else 0], results.bias_ptr, n0, N, FORM)
+    y = _activated(sums[0], sums[1 if VARIANT.is_gated else 0], results.bias_ptr, n0, N, VARIANT)
     return y.to(results.desc.dtype)
 
 
 @gluon_jit
-def _activated(sums, up, bias_ptr, n0, N, FORM: gl.constexpr):
+def _activated(sums, up, bias_ptr, n0, N, VARIANT: gl.constexpr):
     """up: the sums themselves where nothing is gated."""
-    if FORM.has_turns:
+    if VARIANT.has_turns:
         HALF: gl.constexpr = sums.shape[0] // 16
         turns = sums.reshape([HALF, 2, 8, sums.shape[1]]).permute((0, 2, 3, 1))
         sums, up = turns.reshape([HALF * 8, sums.shape[1], 2]).split()
-    if FORM.has_bias:
+    if VARIANT.has_bias:
         sums += bias_beside(bias_ptr, n0, N, sums)
-    if FORM.is_gated or FORM.has_turns:
-        if FORM.has_bias:
+    if VARIANT.is_gated or VARIANT.has_turns:
+        if VARIANT.has_bias:
             up += bias_beside(bias_ptr + N, n0, N, up)
         sums = gated(sums, up)
     return sums

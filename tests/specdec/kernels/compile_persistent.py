@@ -13,8 +13,8 @@ import torch
 
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import gl, triton
-    from specdec.kernels.persistent.form import Form
     from specdec.kernels.persistent.kernel import persistent_kernel
+    from specdec.kernels.persistent.variant import Variant
 
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -54,10 +54,10 @@ def source_of(words: list[str]) -> GluonASTSource:
         "rest_desc": desc("bf16", 16, tail or main_rows // cuts, 64),
         "bias_ptr": "*bf16",
         **dict.fromkeys(("T", "N", "K"), "i32"),
-        "FORM": "constexpr",
+        "VARIANT": "constexpr",
         "needed_ptr": "*i64" if is_needed else "constexpr",
     }
-    form = Form(
+    variant = Variant(
         splits,
         splits,
         is_gated and not has_turns,
@@ -72,7 +72,7 @@ def source_of(words: list[str]) -> GluonASTSource:
         has_turns=has_turns,
     )
     names = list(signature)
-    constants = {(names.index("FORM"),): form}
+    constants = {(names.index("VARIANT"),): variant}
     if not is_needed:
         constants[names.index("needed_ptr"),] = None
     return GluonASTSource(persistent_kernel, signature, constants, {})

@@ -34,8 +34,8 @@ def compile_prompt(heads: int, kv_heads: int, C: int, dtype: str):
         "scale": "fp32",
         "is_beside": "i32",
     }
-    form = prompt_attention.Form(heads, kv_heads, is_uniform=False)
-    return compile_for_hopper(prompt_attention._prompt_attention_kernel, signature, form)
+    variant = prompt_attention.Variant(heads, kv_heads, is_uniform=False)
+    return compile_for_hopper(prompt_attention._prompt_attention_kernel, signature, variant)
 
 
 def compile_wide(heads: int, kv_heads: int, C: int, dtype: str):
@@ -50,8 +50,8 @@ def compile_wide(heads: int, kv_heads: int, C: int, dtype: str):
         **dict.fromkeys(("fewer", "counts", "width", "query_len", "R", "M", "NS"), "i32"),
         "scale": "fp32",
     }
-    form = wide_walk.WideForm(heads, kv_heads)
-    return compile_for_hopper(wide_walk._wide_walk_kernel, signature, form)
+    variant = wide_walk.WideVariant(heads, kv_heads)
+    return compile_for_hopper(wide_walk._wide_walk_kernel, signature, variant)
 
 
 def descs(group: int, C: int, dtype: str) -> dict[str, str]:
@@ -64,9 +64,9 @@ def descs(group: int, C: int, dtype: str) -> dict[str, str]:
     }
 
 
-def compile_for_hopper(kernel, signature: dict[str, str], form):
-    signature = {**signature, "FORM": "constexpr"}
-    source = GluonASTSource(kernel, signature, {(len(signature) - 1,): form}, {})
+def compile_for_hopper(kernel, signature: dict[str, str], variant):
+    signature = {**signature, "VARIANT": "constexpr"}
+    source = GluonASTSource(kernel, signature, {(len(signature) - 1,): variant}, {})
     options = {"num_warps": 4, "enable_fp_fusion": False, "launch_pdl": True}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 

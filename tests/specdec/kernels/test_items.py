@@ -8,7 +8,7 @@ import torch
 
 from specdec.kernels import tile_order
 from specdec.kernels.persistent import items
-from specdec.kernels.persistent.form import BLOCK_K, Form, Sizes
+from specdec.kernels.persistent.variant import BLOCK_K, Sizes, Variant
 from specdec.kernels.tile_shapes import row_pieces
 
 K = 4096
@@ -20,7 +20,7 @@ FORMS += [(96, 128, 2), (96, 128, 4)]
 
 @pytest.fixture
 def programs(monkeypatch):
-    """programs(form, T, N): what each program makes, by items.py's functions as Python's."""
+    """programs(variant, T, N): what each program makes, by items.py's functions as Python's."""
     current = SimpleNamespace(id=0, count=0)
     fake = SimpleNamespace(
         cdiv=lambda a, b: (a + b - 1) // b,
@@ -39,40 +39,40 @@ def programs(monkeypatch):
     monkeypatch.setattr(items, "gl", fake)
     monkeypatch.setattr(tile_order, "tl", fake)
 
-    def each(form, T, N):
-        rows, _ = row_pieces(form.block_m)
-        m_tiles = -(-T // form.block_m)
-        splits = form.form.splits // form.form.walked
-        current.count = min(splits * -(-N // form.form.height) * m_tiles, PROGRAMS)
+    def each(variant, T, N):
+        rows, _ = row_pieces(variant.block_m)
+        m_tiles = -(-T // variant.block_m)
+        splits = variant.variant.splits // variant.variant.walked
+        current.count = min(splits * -(-N // variant.variant.height) * m_tiles, PROGRAMS)
         ring = SimpleNamespace(x=SimpleNamespace(shape=(4, rows, BLOCK_K)))
         for place in range(current.count):
             current.id = place
-            yield made(form.form, ring, Sizes(*map(torch.tensor, (T, N, K))))
+            yield made(variant.variant, ring, Sizes(*map(torch.tensor, (T, N, K))))
 
     return each
 
 
-def made(FORM, ring, sizes):
+def made(VARIANT, ring, sizes):
     """List what one program makes, in order: split, first row of W and of x, rows of x."""
-    workload = items.extent_of(ring, sizes, FORM)
-    rows = ring.x.shape[1] + FORM.tail
+    workload = items.extent_of(ring, sizes, VARIANT)
+    rows = ring.x.shape[1] + VARIANT.tail
     found = []
 
     def add(place, num_rows):
         found.append((*map(int, place), num_rows))
 
     for i in range(items.num_own(workload)):
-        add(items.place_of_item(items.own_item(torch.tensor(i)), ring, workload, FORM), rows)
-    if FORM.cuts > 1:
+        add(items.place_of_item(items.own_item(torch.tensor(i)), ring, workload, VARIANT), rows)
+    if VARIANT.cuts > 1:
         count = items.gl.num_programs(0)
         for i in range(items.gl.program_id(0), workload.num_cut, count):
-            place = items.place_of_part(torch.tensor(i), ring, workload, FORM)
-            add(place, rows // FORM.cuts)
+            place = items.place_of_part(torch.tensor(i), ring, workload, VARIANT)
+            add(place, rows // VARIANT.cuts)
     return found
 
 
-def form_of(height, block_m, cuts, splits, walked):
-    form = Form(
+def variant_of(height, block_m, cuts, splits, walked):
+    variant = Variant(
         splits=splits,
         walked=walked,
         is_gated=False,
@@ -86,17 +86,17 @@ def form_of(height, block_m, cuts, splits, walked):
         is_late=False,
         has_turns=False,
     )
-    return SimpleNamespace(form=form, block_m=block_m)
+    return SimpleNamespace(variant=variant, block_m=block_m)
 
 
 @pytest.mark.parametrize("height, block_m, cuts", FORMS)
 @pytest.mark.parametrize("splits, walked", [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("T, N", [(1, 4096), (33, 14336), (320, 6144), (384, 14336), (512, 1000)])
 def test_every_sum_is_made_once(programs, height, block_m, cuts, splits, walked, T, N):
-    form = form_of(height, block_m, cuts, splits, walked)
+    variant = variant_of(height, block_m, cuts, splits, walked)
     n_tiles = -(-N // height)
     counts = np.zeros((splits // walked, n_tiles, T), int)
-    for found in programs(form, T, N):
+    for found in programs(variant, T, N):
         for split, n0, m0, num_rows in found:
             assert n0 % height == 0
             assert m0 < T, "a part that no row has"
@@ -108,8 +108,8 @@ def test_rows_that_fill_half_of_a_tile_cost_half_of_it(programs):
     """By rows of x of the busiest program."""
 
     def busiest(T, cuts):
-        form = form_of(128, 128, cuts, 1, 1)
-        each = programs(form, T, 14336)
+        variant = variant_of(128, 128, cuts, 1, 1)
+        each = programs(variant, T, 14336)
         return max(sum(rows for _, _, _, rows in found) for found in each)
 
     assert busiest(320, 1) == 3 * 128  # 336 items, the last 112 half empty

@@ -11,7 +11,7 @@ BLOCK_K = 64
 OUT_ROWS = 32  # of a tile of results, in a buffer
 
 
-class Form(NamedTuple):
+class Variant(NamedTuple):
     """What a compiled kernel is for."""
 
     splits: int

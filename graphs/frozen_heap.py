@@ -21,7 +21,7 @@ _thread = _Thread()
 def frozen_heap(*, now: bool = True) -> Iterator[None]:
     """What is frozen in the body is thawed after it.
 
-    now: collect once and freeze what is left, of which nothing is looked at in the body
+    now: collect once and freeze what is left; collections in the body skip it
     """
     if _thread.is_frozen:
         yield

@@ -131,7 +131,6 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request has not reached its end."""
         return bool(self._unfinished)
 
     def step(self) -> list[Request]:

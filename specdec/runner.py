@@ -302,7 +302,6 @@ class Runner:
 
     @property
     def _has_probs(self) -> bool:
-        """Whether the drafts of chains have probabilities."""
         stops = self.threshold is not None and self.sizes.tree is None
         return self.sizes.is_adaptive or stops
 
@@ -323,7 +322,6 @@ class Runner:
 def _heads(
     target: LoadedTarget, eagle: LoadedEagle | None, dtype: torch.dtype
 ) -> tuple[HeadShape, ...]:
-    """List the heads of the target's attention, and of the draft's."""
     layers = [target.config.layer] + ([eagle.config.layer] if eagle is not None else [])
     return tuple(
         HeadShape(

@@ -65,7 +65,7 @@ def _scaling(fields: Fields) -> dict[str, object]:
 
 
 def _named(found: dict[str, object]) -> dict[str, object]:
-    """With rope_type for `type`, its older name."""
+    """Add rope_type for `type`, its older name."""
     named = {key: value for key, value in found.items() if key != "type"}
     if named.get("rope_type") is None and "type" in found:
         named["rope_type"] = found["type"]
@@ -111,7 +111,7 @@ def _fill_length(kind: Kind, fields: Fields, rope: Fields) -> None:
 
 
 def _check_order(built: RopeConfig, rope: Fields) -> None:
-    """The formulas' denominators must be positive."""
+    """Check that the formulas' denominators are positive."""
     if built.kind == "llama3" and built.low_freq_factor >= built.high_freq_factor:
         rope.add_problem(
             f"low_freq_factor is {built.low_freq_factor}, less than high_freq_factor, "

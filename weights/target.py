@@ -116,7 +116,7 @@ def _model_type(fields: Fields) -> str:
 
 
 def _family(fields: Fields) -> Family:
-    """Raises if the model is of another one."""
+    """Refuse a model of another family."""
     model_type = _model_type(fields)
     if model_type not in FAMILIES:
         line = f"model_type {model_type!r} is not supported, only {', '.join(FAMILIES)}"

@@ -200,6 +200,5 @@ def _write(directory: Path, shards: Iterator[Tensors], count: int, progress: Byt
 
 
 def _write_shard(tensors: Tensors, file: Path) -> int:
-    """The number of bytes."""
     write_whole({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, file)
     return sum(tensor.nbytes for tensor in tensors.values())

@@ -381,7 +381,6 @@ class Rehearsal:
 
     @property
     def walk_seconds(self) -> float:
-        """Return the walk time so far."""
         return REHEARSAL_SECONDS
 
     def masks(self, drafts: Sequence[int]) -> list[bytes]:

@@ -151,7 +151,6 @@ def _place(i, blocks, where, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr):
 
 @gluon_jit
 def _count(where):
-    """Count the tiles of this program."""
     tiles = where[2] * where[3] - gl.program_id(0)
     return tl.cdiv(tiles, gl.num_programs(0))
 

@@ -1,7 +1,7 @@
 """The columns of a head, in a block of a power of two: Triton has no others.
 
-Where head_dim is none, as 96 is, columns beyond it are read as 0 and never written: they add exact
-zeros to scores and to norms. A power of two from 16 on has no such columns, and no mask.
+Where head_dim is not one (96, say), columns beyond it are read as 0 and never written: they add
+exact zeros to scores and to norms. A power of two from 16 on has no such columns, and no mask.
 """
 
 from specdec.kernels import constexpr_function, jit, tl

@@ -107,7 +107,6 @@ def _without_none(hint: object) -> tuple[object, bool]:
 def _spread(
     parameters: Sequence[_Parameter], args: Sequence[object], kwargs: dict[str, object]
 ) -> list[object]:
-    """Make the op's arguments from the function's."""
     flat: list[object] = []
     for i, parameter in enumerate(parameters):
         value = args[i] if i < len(args) else kwargs.get(parameter.name, parameter.default)
@@ -119,7 +118,6 @@ def _spread(
 
 
 def _joined(parameters: Sequence[_Parameter], flat: Sequence[object]) -> Iterator[object]:
-    """Make the function's arguments from the op's."""
     start = 0
     for parameter in parameters:
         values = flat[start : start + len(parameter.arguments)]

@@ -82,7 +82,7 @@ LOADED = 54  # bytes that a multiprocessor loads in a clock
 TENSOR_RATE = 0.7  # of the tensor cores' rate that is reached
 LATENCY = 2600  # clocks from a request to its tile, all multiprocessors loading
 STEP = 30  # clocks of a program's step besides its loads and products
-OUTSIDE = 1.5  # times as long takes a tile of which a part lies outside of x
+OUTSIDE = 1.5  # how much longer a tile takes that lies partly outside of x
 START = 220  # clocks of a program before its first product and after its last
 
 

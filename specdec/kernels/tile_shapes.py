@@ -27,7 +27,7 @@ PERSISTENT = (64, 4)  # block_k and num_warps that persistent/ is written for
 THREE_GROUPS = 192  # block_n, of persistent/ alone
 TURNS = 256  # block_m of gate with two groups there, with 8 gate and 8 up rows of W in turn
 PERSISTENT_BYTES = 33 * 1024  # of shared memory beside its ring: results, and barriers
-THREE_GROUPS_BYTES = 25 * 1024  # the same of three groups, whose results have smaller blocks
+THREE_GROUPS_BYTES = 25 * 1024  # with three groups, whose results have smaller blocks
 
 
 class Product(NamedTuple):
@@ -57,7 +57,7 @@ class Shape(NamedTuple):
     """The tiles for one class of row counts, in the order of a table's lists."""
 
     block_n: int
-    block_m: int  # a power of two, or with a second one behind it: see row_pieces
+    block_m: int  # a power of two, or with a second one after it: see row_pieces
     block_k: int
     num_stages: int
     num_warps: int

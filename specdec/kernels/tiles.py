@@ -53,7 +53,7 @@ def tiles_for(kind: Kind, x_TK: Tensor, weight_NK: Tensor, num_rows: int | None 
 def tiles_for_columns(whole: Tiles, x_TK: Tensor, weight_NK: Tensor) -> Tiles:
     """Choose linear.py's tiles for a part of a product's columns. whole: the tiles of all columns.
 
-    By the rule, since a table may give a product of so many columns another number of splits.
+    The rule decides: a table may give a product with this many columns other splits.
     """
     return _of_columns(row_class(len(x_TK)), *weight_NK.shape, x_TK.dtype, whole.splits)
 
@@ -116,7 +116,7 @@ def empty_rows(like: Tensor, T: int, *width: int) -> Tensor:
 def rows_to_read(x_TK: Tensor) -> int:
     """Count rows for a descriptor of x: T, and rows after it in its storage up to a tile's end.
 
-    The copy engine takes half as long again for a tile of which half lies outside the matrix. What
+    The copy engine takes half as long again for a tile that lies half outside the matrix. What
     it reads there may be anything: each row of x has columns of its own in the products.
     """
     storage = x_TK.untyped_storage().nbytes() // x_TK.element_size()

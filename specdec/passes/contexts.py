@@ -81,7 +81,7 @@ class PassContexts:
         return _finishing(context, (self._level(num_seeds, 1, self.max_model_len),))
 
     def rows_and_decided(self, step: Step, how: Dispatch) -> ForwardContext:
-        """Take all rows, of which the target's last layer finishes those that choose a token.
+        """Take all rows; the target's last layer finishes only those that choose a token.
 
         These are all that verify, then the last one of each part of a prompt.
         """
@@ -195,7 +195,6 @@ class PassContexts:
         )
 
     def _uniform(self, num_reqs: int, query_len: int, num_rows: int, max_seq_len: int) -> QueryRows:
-        """Give each slot the same number of rows."""
         tree = self.buffers.tree
         paths = None
         if tree is not None and self._verifies_trees and query_len > 1:

@@ -262,7 +262,7 @@ class GraphFamilies:
         )
 
     def _trees(self) -> Mapping[int, CudaGraphManager]:
-        """By rows of each request."""
+        """Make the graphs of rounds of trees, by rows of each request."""
         if not self.tree_sizes:
             return {}
         tree = self._sizes.tree
@@ -344,7 +344,6 @@ def _mode_of(config: GraphConfig, family: str) -> CUDAGraphMode:
 
 
 def _full_or_none(mode: CUDAGraphMode) -> CUDAGraphMode:
-    """Keep a mode's full graphs alone."""
     has_full = mode.decode_mode() is CUDAGraphMode.FULL
     return CUDAGraphMode.FULL_DECODE_ONLY if has_full else CUDAGraphMode.NONE
 

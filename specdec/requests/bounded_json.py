@@ -62,7 +62,6 @@ def _surplus(data: bytes) -> str | None:
 
 
 def _without_strings(data: bytes) -> bytes:
-    """Replace all strings by empty ones."""
     data = _without_escapes(data)
     _check_strings(data)
     return b'""'.join(data.split(b'"')[::2])

@@ -135,7 +135,6 @@ def _is_part(part: object) -> bool:
 
 
 def _texts(content: object) -> list[str]:
-    """List the texts of a content that _is_content has checked."""
     if isinstance(content, str):
         return [content]
     assert isinstance(content, list | tuple), type(content)

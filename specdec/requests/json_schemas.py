@@ -204,7 +204,7 @@ class Subschemas:
         return done
 
     def _link_need(self, need: Any, user: Node, nodes: Mapping[int, Node]) -> list[Node]:
-        """need: a schema; a list of what is all needed; a tuple of which one is."""
+        """need: a schema; a list, all of which is needed; a tuple, one of which is."""
         if isinstance(need, dict) and id(need) in nodes:
             nodes[id(need)].users.append(user)
             return []

@@ -25,7 +25,6 @@ class Progress:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all have ended."""
         return not self._running
 
     def update(self, changed: Iterable[Request], is_broken_off: bool = False) -> None:

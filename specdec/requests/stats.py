@@ -163,7 +163,7 @@ class SpeculationStats:
 
     @property
     def draft_acceptance_rate(self) -> float | None:
-        """A / T."""
+        """The rate A / T."""
         drafted = self.num_drafted_tokens
         return self.num_accepted_tokens / drafted if drafted else None
 

@@ -1,4 +1,4 @@
-"""The bytes of single tokens, of which one may be a part of a character only.
+"""The bytes of single tokens, some of which are only a part of a character.
 
 Decoding one token alone gives U+FFFD for such a part, and drops the space that begins a word in
 tokenizers like sentencepiece. So its name in the vocabulary goes through the tokenizer's decoder

@@ -30,7 +30,6 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Count the blocks without a reference."""
         return len(self._free_blank) + len(self._free_published)
 
     def allocate(self, count: int) -> list[int]:

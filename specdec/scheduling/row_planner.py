@@ -168,7 +168,7 @@ class RowPlanner:
     is asked of several thresholds at which drafts may stop, and the best of them is taken.
     Where no more requests come, the slowest decides when all have ended. Rows that go to drafts of
     the others make its steps longer, so time counts HURRY times as much. It also does while the
-    prompts of a burst wait, which would wait longer behind more drafts.
+    prompts of a burst wait, which would wait longer with more drafts.
     Where the costs have those of trees, and trees are offered, the rate of rounds of trees is
     compared with that of the best way to go on without (tree_rounds.py); all nodes are verified.
 
@@ -462,7 +462,7 @@ class RowPlanner:
         return num_levels, self._trees[num_levels]
 
     def _estimate_anew(self, num_drafting: int) -> None:
-        """What so many requests bring, by the rounds known now."""
+        """Estimate what this many requests bring, by the rounds known now."""
         path_probs, own_paths = self._history.path_probs(_entries(num_drafting))
         thresholds = self._thresholds if num_drafting <= MOST_STOPPING else self._thresholds[:1]
         curves = GainCurves(path_probs, num_drafting)
@@ -537,12 +537,12 @@ class RowPlanner:
         return RoundOptions(rounds, mixed, curves, riding)
 
     def _riding(self, num_requests: int) -> Riding:
-        """Prompts beside so many requests."""
+        """Describe the prompts beside this many requests."""
         eighths, prompt_rows = self._prompts.rounded
         return Riding(eighths / 8, prompt_rows, num_requests * self._prompts.tokens)
 
     def _prompts_ms(self, num_requests: int, num_prompt_rows: int) -> float:
-        """What so many rows of prompts take beside a row for each request, by the costs alone."""
+        """Price rows of prompts beside a row for each request, by the costs alone."""
         costs = self._costs
         return costs.mixed_ms(num_requests + num_prompt_rows) - costs.mixed_ms(num_requests)
 

@@ -341,7 +341,7 @@ class Scheduler:
     def _fitting_rows(self, work: Work, waiting: list[Request]) -> int:
         """Rows of prompts that ride. One that a step has passed over is due in the next.
 
-        Among many requests, of which one that waits is a small part, only one that two steps have
+        Among many requests, where one that waits is a small part, only one that two steps have
         passed over; but not where rows are shared out, since drafts take what room prompts leave.
         """
         rows = self._prompt_rows(work, waiting)

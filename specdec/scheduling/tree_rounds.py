@@ -16,7 +16,7 @@ RUNNING_MEMORY = 800.0  # where trees run all the time
 PROBED_MEMORY = 200.0  # where they run in probes
 AHEAD = 0.015  # by which the other kind must be faster to be chosen instead
 # A round of chains ends at the first token that is not the likeliest, one of trees where none of
-# several likely ones fits, and behind that more drafts hold: in 60 texts 1 to 9 % more, of chains
+# several likely ones fits, and after that more drafts hold: in 60 texts 1 to 9 % more, of chains
 # of 4 and 5 levels and of trees. Ratios within one and the same round do not show it. In tokens
 # this is less; of 1.00 to 1.04 the last two did best on average with the outcomes of these texts.
 BETTER_STARTS = 1.03

@@ -93,7 +93,6 @@ def plan_memory(needs: MemoryNeeds, utilization: float, sizes: EngineSizes) -> M
 
 
 def _advice(needs: MemoryNeeds, sizes: EngineSizes) -> str:
-    """Say what to lower, the largest first."""
     batched = sizes.max_num_batched_tokens
     seqs = sizes.max_num_seqs
     fewer_graphs = "give fewer cuda_graph_sizes and cuda_graph_token_sizes, or enforce_eager=True"

@@ -64,7 +64,6 @@ def check_heads(role: str, layer: LayerConfig, dtype: torch.dtype, device: torch
 
 
 def _max_model_len(given: int | None, target: TargetConfig) -> int:
-    """Take the length asked for, else the target's longest."""
     longest, limit = longest_context(target)
     if given is not None and given > longest:
         raise ValueError(f"max_model_len={given} exceeds {limit}")

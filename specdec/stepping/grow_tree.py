@@ -462,7 +462,6 @@ def add_children_ref(
 
 
 def _drafts_ref(num_reqs: int, to: TreeLevel) -> Tensor:
-    """Find the slots [B] that draft the level."""
     levels_B = to.buffers.draft_levels[:num_reqs]
     drafts_B = torch.ones_like(levels_B, dtype=torch.bool)
     if to.threshold is None:

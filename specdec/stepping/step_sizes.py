@@ -43,7 +43,6 @@ class Passes:
 
     @property
     def num_tokens(self) -> int:
-        """Rows of the longest pass."""
         return max(how.descriptor.num_tokens for how in self._all())
 
     def _all(self) -> list[Dispatch]:
@@ -85,12 +84,10 @@ class Step:
 
     @property
     def num_reqs(self) -> int:
-        """Count the batch slots without padding."""
         return len(self.state_rows) + len(self.parts)
 
     @property
     def num_tokens(self) -> int:
-        """Count the rows without padding."""
         return self.num_verify_rows + sum(part.length for part in self.parts)
 
     @property
@@ -120,7 +117,6 @@ class Step:
 
     @property
     def proposal(self) -> Proposal:
-        """Say how the draft proposes, if it does."""
         return Proposal(self.flags.noise, self.proposes_tree)
 
     @property

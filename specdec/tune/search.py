@@ -210,7 +210,7 @@ class _Search:
 
 
 def _refuse_read_only(directory: Path) -> None:
-    """Create it; ValueError if nothing can be written there."""
+    """Create the directory; ValueError if nothing can be written there."""
     advice = "make it writable, or set SPECDEC_CACHE_DIR"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -222,7 +222,6 @@ def _refuse_read_only(directory: Path) -> None:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Let one process at a time change the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with open(file.with_name(f"{file.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file

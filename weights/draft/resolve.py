@@ -205,7 +205,7 @@ def _sliding_window(fields: Fields) -> int | None:
 
 
 def _check_borrowing(config: EagleConfig, sources: Sources) -> None:
-    """What is borrowed must fit."""
+    """Check that what is borrowed fits."""
     fields = sources.fields
     files = file_names(sources.held)
     D = config.layer.hidden_size

@@ -183,7 +183,6 @@ def stages_of_long_loops(heads: HeadShape, looks_up: bool) -> int:
 
 
 def _columns(num_rows: int, heads: HeadShape) -> int:
-    """Count the columns that each program adds up."""
     is_few = num_rows * heads.group * heads.G <= FEW_TO_ADD_UP
     block = int(block_of(heads.C))
     return min(COLUMNS, block) if is_few else block
@@ -203,7 +202,6 @@ def _programs(B: int, query_len: int, tile: QueryTile, heads: HeadShape) -> int:
 
 
 def _tokens(tile: QueryTile, heads: HeadShape) -> int:
-    """Count the tokens of a slot in a query tile."""
     return max(tile.rows // next_power_of_2(heads.group), 1)
 
 

@@ -1,4 +1,4 @@
-"""Batch slots of so many keys that one program must not walk them alone.
+"""Batch slots with too many keys for one program to walk them alone.
 
 Where the query tiles of a launch fill the GPU, a program walks all keys of its tile. A slot is long
 if the position of its last row is `alone_keys` or more, whatever the others have, or would be if
@@ -127,7 +127,7 @@ def _share_long_kernel(
         item = start + tl.where(is_back, programs - 1 - tl.program_id(0), tl.program_id(0))
         if item < num_items:
             rank, b, split, tile, g = _place_of(item, shared, G, SLOTS)
-            # padding may reach behind the longest context, and a split further
+            # padding may reach beyond the longest context, and a split further
             if (split >= 0) & (split < NS):
                 row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
                 t, head, inside, position, first, last = tile_of(

@@ -1,4 +1,4 @@
-"""The query rows of a step: where they are, and where the keys of each lie."""
+"""The query rows of a step, and where the keys of each lie."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -81,7 +81,7 @@ def _attend(own, rings, bars, query_len, parts, scale, VARIANT: gl.constexpr, HA
     num_tiles, is_merged, listed, _blocks = splits
     own_ptr, split, following = listed
     place = b, first_row + HALF * (TOKENS // 2), g
-    after = tiles_of(split)  # of the split, behind the tile whose values are added
+    after = tiles_of(split)  # of the split, after the tile whose values are added
     q = filled(q_ring, bars[0], 0, True).reshape([TOKENS * GROUP, C])
     q = q.slice(HALF * (TOKENS * GROUP // 2), TOKENS * GROUP // 2)
     q = q.load(gl.DotOperandLayout(0, tile_layout(S), 2))
@@ -93,7 +93,7 @@ def _attend(own, rings, bars, query_len, parts, scale, VARIANT: gl.constexpr, HA
     filled(k_ring, bars[1], 0, True)
     # All in one loop, since other code for the first and the last tile would take longer to fetch
     # than to run. Before the first tile there is one whose weights are 0; `is_later` drops what it
-    # adds, even NaN: its place in the ring may hold anything. So may that of the tile behind the
+    # adds, even NaN: its place in the ring may hold anything. So may that of the tile after the
     # last one, and nothing reads its scores.
     for step in range(-1, num_tiles):
         is_there = step >= 0

@@ -74,7 +74,7 @@ class WideWalk:
         self._dtype = q_THC.dtype
         self._queries = (rows.num_rows, G, group, C), (tokens, 1, ROWS // tokens, C)
         self._keys = (N * G * S, C), (S, C)
-        # of slots and kv heads: what a tile has behind a slot's rows or a group's heads is cut off
+        # of slots and kv heads: what a tile has after a slot's rows or a group's heads is cut off
         results = (B, query_len, G, group, NS * C), (1, tokens // 2, 1, ROWS // tokens, C)
         self._kernel = Repeated(
             _wide_walk_kernel,

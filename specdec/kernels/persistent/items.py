@@ -17,7 +17,7 @@ class Workload(NamedTuple):
     m_tiles: object  # of x; where items are cut, those that have rows for all parts
     num_whole: object  # items that are made whole, in turns
     num_cut: object  # parts of the other items
-    last_parts: object  # that the rows behind whole tiles of x fill, for each tile of W
+    last_parts: object  # that the rows after whole tiles of x fill, for each tile of W
 
 
 @gluon_jit

@@ -76,7 +76,6 @@ def _packed(y):
 
 @gluon_jit
 def _write_held(results, ring, place, held, num_written, i: gl.constexpr, GROUP: gl.constexpr):
-    """Write the i-th piece of what is held."""
     split, n0, m0 = place
     PIECES: gl.constexpr = ring.x.shape[1] // results.buffers.shape[2]
     ROWS: gl.constexpr = results.buffers.shape[2]

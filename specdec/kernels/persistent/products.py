@@ -116,7 +116,6 @@ def begin(
 
 @gluon_jit
 def _rows_of_group(ring, at, VARIANT: gl.constexpr, GROUP: gl.constexpr):
-    """Take a group's 64 rows of a tile of W."""
     if VARIANT.groups == 2:
         w = ring.w.index(at)
         if VARIANT.has_turns:

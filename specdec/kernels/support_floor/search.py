@@ -139,7 +139,6 @@ def _key_of_mass(source, low, high, limit, before, top, PIVOTS: tl.constexpr, BL
 
 @jit
 def _mass_from(source, key, top, PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum the mass of the keys that are at least this one."""
     pivots = tl.zeros((PIVOTS,), tl.int32) + key.to(tl.int32)
     return tl.max(_masses_from(source, pivots, top, PIVOTS, BLOCK), axis=0)
 

@@ -26,7 +26,7 @@ def test_best_is_a_stable_descending_sort():
 
 
 @pytest.mark.parametrize("width", [1, 7, 1024, 4099])
-def test_a_row_of_log_shares_depends_on_nothing_but_the_row(width):
+def test_a_row_of_log_probs_depends_on_nothing_but_the_row(width):
     torch.manual_seed(0)
     scores = 5 * torch.randn(9, width)
     shares = log_probs(scores)

@@ -23,7 +23,7 @@ _PUBLIC = {
     "AsyncLLM": "specdec.serve.async_llm",
     "EngineDeadError": "specdec.serve.engine_thread",
     "SamplingParams": "specdec.requests.params",
-    "SpeculativeConfig": "specdec.config",
+    "SpeculativeConfig": "specdec.speculative_config",
     "StructuredOutputsParams": "specdec.requests.structured_outputs",
     "RequestOutput": "specdec.requests.output",
     "RequestOutputKind": "specdec.requests.params",

@@ -1,4 +1,3 @@
-from specdec.config import SpeculativeConfig as SpeculativeConfig
 from specdec.llm import LLM as LLM
 from specdec.options import AsyncEngineArgs as AsyncEngineArgs
 from specdec.requests.intake import TextPrompt as TextPrompt
@@ -12,5 +11,6 @@ from specdec.requests.structured_outputs import (
 )
 from specdec.serve.async_llm import AsyncLLM as AsyncLLM
 from specdec.serve.engine_thread import EngineDeadError as EngineDeadError
+from specdec.speculative_config import SpeculativeConfig as SpeculativeConfig
 
 __version__: str

@@ -8,7 +8,7 @@ from typing import Any, Unpack, cast
 
 from graphs.counters import GraphCounters
 from specdec.arguments import as_list, check_bool, refuse_unknown
-from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.config import EngineConfig
 from specdec.engine import Engine
 from specdec.from_vllm import ENGINE
 from specdec.options import EngineOptions, with_signature
@@ -30,6 +30,7 @@ from specdec.requests.progress import Progress
 from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
 from specdec.serve.turns import Turns
+from specdec.speculative_config import SpeculativeConfig
 from specdec.start.device import release_memory
 from specdec.start.load import load
 

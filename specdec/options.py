@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TypedDict, TypeVar, cast
 
 from specdec.arguments import refusing_unknown
-from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.config import EngineConfig
 from specdec.from_vllm import ENGINE
+from specdec.speculative_config import SpeculativeConfig
 
 Function = TypeVar("Function", bound=Callable[..., None])
 

@@ -24,6 +24,7 @@ class Row:
 
 
 HOST = ("specdec.arguments", "specdec.sizes")
+DESCRIBED = ("specdec.arguments", "specdec.described")
 STEPPING = (
     *(*HOST, "specdec.requests", "specdec.scheduling.work", "specdec.kernels", "graphs"),
     "specdec.proposal",
@@ -36,10 +37,11 @@ STORY = (
     "specdec.target",
     "specdec.draft",
     "specdec.config",
+    "specdec.speculative_config",
     "specdec.runner",
 )
 ENGINE = (*STORY, "specdec.guided", "specdec.scheduling", "specdec.engine", "weights")
-LLM = (*ENGINE, "specdec.from_vllm", "specdec.start", "specdec.options", "specdec.llm")
+LLM = (*ENGINE, *DESCRIBED, "specdec.from_vllm", "specdec.start", "specdec.options", "specdec.llm")
 
 # a file or a folder -> its row; the longest name that fits counts
 ROWS: dict[str, Row] = {
@@ -51,8 +53,14 @@ ROWS: dict[str, Row] = {
     "specdec.arguments": Row(),
     "specdec.sizes": Row(),
     "specdec.from_vllm": Row(),
-    "specdec.config": Row(("specdec.arguments", "specdec.from_vllm", "graphs.modes")),
-    "specdec.options": Row(("specdec.arguments", "specdec.config", "specdec.from_vllm")),
+    "specdec.described": Row(("specdec.arguments",)),
+    "specdec.speculative_config": Row((*DESCRIBED, "specdec.from_vllm")),
+    "specdec.config": Row(
+        (*DESCRIBED, "specdec.from_vllm", "specdec.speculative_config", "graphs.modes")
+    ),
+    "specdec.options": Row(
+        (*DESCRIBED, "specdec.config", "specdec.speculative_config", "specdec.from_vllm")
+    ),
     "specdec.sampling_params": Row(("specdec.requests",)),
     "specdec.outputs": Row(("specdec.requests",)),
     "specdec.requests": Row(HOST),

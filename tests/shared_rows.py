@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from specdec import LLM
-from specdec.config import SpeculativeConfig
 from specdec.scheduling.row_planner import NextRound, RoundPlan
 from specdec.scheduling.step_costs import RoundCosts
 from specdec.sizes import TreeShape
+from specdec.speculative_config import SpeculativeConfig
 from specdec.start import load
 from specdec.start.speculation import Drafting, drafting_of
 

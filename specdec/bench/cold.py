@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 
 from specdec.bench.report import Row
-from specdec.config import AUTO
 from specdec.llm import LLM
 from specdec.requests.params import SamplingParams
 from specdec.runner import Runner
+from specdec.speculative_config import AUTO
 from specdec.start import load as loading
 from weights.demo import demo_prompts
 

@@ -20,9 +20,9 @@ from specdec.bench.rounds import time_phases, time_rounds, tokens_needed
 from specdec.bench.serving import first_difference, serve
 from specdec.bench.timing import Spread
 from specdec.bench.trees import trees
-from specdec.config import AUTO
 from specdec.engine import Engine
 from specdec.sizes import BLOCK_SIZE, TreeShape
+from specdec.speculative_config import AUTO
 from specdec.step import PHASES
 
 

@@ -10,11 +10,11 @@ from specdec.cli.batch import BatchOptions
 from specdec.cli.batch_file import Batch, opened
 from specdec.cli.generate import speculation_of
 from specdec.cli.headline import say_what_runs
-from specdec.config import SpeculativeConfig
 from specdec.serve.async_llm import AsyncLLM
 from specdec.serve.http.app import Application
 from specdec.serve.http.batch import Answered, answer_line
 from specdec.serve.http.options import NO_LIMIT, ServerOptions
+from specdec.speculative_config import SpeculativeConfig
 
 AHEAD = 4096  # answers that may wait for an earlier line, in memory
 Answer = Callable[[BatchOptions, SpeculativeConfig | None, Batch], None]

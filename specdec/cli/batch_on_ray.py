@@ -6,10 +6,10 @@ from contextlib import closing
 from specdec.cli.batch import BatchOptions
 from specdec.cli.batch_file import Batch
 from specdec.cli.batch_here import run_batch, server_options
-from specdec.config import SpeculativeConfig
 from specdec.fleet.batch_job import answer_lines, connected, num_gpus
 from specdec.fleet.engine_args import EngineArgs
 from specdec.serve.http.batch import answer_problem
+from specdec.speculative_config import SpeculativeConfig
 
 
 def run_batch_on_ray(options: BatchOptions) -> None:

@@ -21,13 +21,13 @@ from specdec.cli.headline import say_what_runs
 from specdec.cli.options import STANDARD_INPUT, read_input
 from specdec.cli.wording import Wording
 from specdec.cli.writers import DraftsWriter, NoWriter, TextWriter, Writer
-from specdec.config import AUTO, SpeculativeConfig
 from specdec.options import EngineOptions
 from specdec.requests.intake import NewRequest
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
 from specdec.requests.pieces import whole_output
 from specdec.requests.request import Request
+from specdec.speculative_config import AUTO, SpeculativeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

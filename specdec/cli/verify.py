@@ -10,10 +10,10 @@ from specdec.cli.figures import COLUMNS
 from specdec.cli.generate import note_seed
 from specdec.cli.headline import say_what_runs
 from specdec.cli.verdict import HEALTHY, SOURCES, Verdict, judge
-from specdec.config import SpeculativeConfig
 from specdec.options import EngineOptions
 from specdec.requests.chat_format import ChatFormat
 from specdec.requests.tokenizer import Tokenizer
+from specdec.speculative_config import SpeculativeConfig
 from weights.report import wrapped
 
 NUM_KV_BLOCKS = 256  # enough for many short requests

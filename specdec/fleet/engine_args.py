@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from specdec.arguments import refuse_unknown
-from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.arguments import from_mapping, refuse_unknown
+from specdec.config import EngineConfig
 from specdec.from_vllm import ENGINE
 from specdec.options import EngineOptions
 from specdec.requests.chat_format import ChatFormat
 from specdec.serve.async_llm import AsyncLLM
 from specdec.serve.http.app import Application
 from specdec.serve.http.options import ServerOptions, is_api_key
+from specdec.speculative_config import SpeculativeConfig
 
 # Ray decides how long a replica may finish its requests
 SERVER_OPTIONS = {field.name for field in fields(ServerOptions)} - {"shutdown_timeout"}
@@ -38,6 +39,7 @@ class EngineArgs:
         if key is not None and not is_api_key(key):
             raise ValueError("server: api_key: give a key of ASCII characters, or None")
         ChatFormat(chat_template=self.server.get("chat_template"))  # type: ignore[arg-type]
+        self._server_options()
 
     @property
     def num_gpus(self) -> int:
@@ -51,12 +53,11 @@ class EngineArgs:
 
     def start(self) -> tuple[AsyncLLM, Application]:
         """Load an engine, with the server's application over it."""
-        options: dict[str, object] = {
-            "host": "localhost",
-            "model_names": (self.model,),
-            **self.server,
-        }
+        llm = AsyncLLM(self.model, self.speculative_config, **self.engine)
+        return llm, Application(llm, self._server_options())
+
+    def _server_options(self) -> ServerOptions:
+        options = {"host": "localhost", "model_names": (self.model,), **self.server}
         if options.get("record") is not None:
             options["record"] = Path(str(options["record"]))
-        llm = AsyncLLM(self.model, self.speculative_config, **self.engine)
-        return llm, Application(llm, ServerOptions(**options))  # type: ignore[arg-type]
+        return from_mapping(ServerOptions, options)

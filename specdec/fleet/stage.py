@@ -12,11 +12,11 @@ from typing import Unpack
 import numpy as np
 
 from specdec.arguments import refuse_unknown
-from specdec.config import SpeculativeConfig
 from specdec.fleet.engine_args import EngineArgs
-from specdec.options import EngineOptions
+from specdec.options import EngineOptions, with_signature
 from specdec.serve.http.batch import Answered, answer_line, read_line
 from specdec.serve.http.options import NO_LIMIT
+from specdec.speculative_config import SpeculativeConfig
 
 # what there is to choose where there are no clients
 SERVER_OPTIONS = (
@@ -26,13 +26,14 @@ SERVER_OPTIONS = (
 
 
 class EngineStage:
-    """A stage for map_batches: the lines of a batch are answered together.
+    """Answers the lines of a batch together, for map_batches.
 
     column: of the lines, as text. server: fields of ServerOptions, out of SERVER_OPTIONS. The other
     arguments are those of AsyncLLM. A batch keeps its columns and gains `answer` (a line of the
     output, as text), `is_error` and `num_tokens`. ValueError for a column that is not there.
     """
 
+    @with_signature
     def __init__(
         self,
         model: str,

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from graphs.counters import GraphCounters
-from specdec.config import SpeculativeConfig
 from specdec.llm import LLM
 from specdec.options import AsyncEngineArgs, EngineOptions, with_signature
 from specdec.requests.chat_format import ChatFormat, Conversation
@@ -27,6 +26,7 @@ from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.engine_facts import EngineFacts
 from specdec.serve.engine_thread import EngineThread
+from specdec.speculative_config import SpeculativeConfig
 
 LONG_TEXT = 4096  # characters that take longer to encode than a step
 

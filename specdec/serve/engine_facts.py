@@ -4,9 +4,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdec.config import SpeculativeConfig
 from specdec.llm import LLM
 from specdec.requests.params import SamplingParams
+from specdec.speculative_config import SpeculativeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

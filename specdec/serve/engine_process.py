@@ -19,13 +19,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from specdec.config import SpeculativeConfig
 from specdec.llm import LLM
 from specdec.requests.intake import NewRequest
 from specdec.requests.output import RequestOutput
 from specdec.serve.engine_facts import EngineFacts
 from specdec.serve.engine_thread import EngineDeadError, Listener
 from specdec.serve.worker_process import WorkerProcess
+from specdec.speculative_config import SpeculativeConfig
 
 logger = logging.getLogger("specdec")
 

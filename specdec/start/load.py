@@ -16,7 +16,7 @@ import torch
 from graphs.cuda import CudaBackend
 from graphs.frozen_heap import frozen_heap
 from graphs.protocol import GraphBackend
-from specdec.config import MAX_PROMPT_SLOWDOWN, EngineConfig, GraphConfig, SpeculativeConfig
+from specdec.config import MAX_PROMPT_SLOWDOWN, EngineConfig, GraphConfig
 from specdec.engine import Engine
 from specdec.guided.guides import Guides
 from specdec.kernels.compilations import (
@@ -35,10 +35,11 @@ from specdec.runner import Runner
 from specdec.scheduling.row_planner import RowPlanner
 from specdec.scheduling.step_costs import PromptBudget
 from specdec.sizes import EngineSizes
+from specdec.speculative_config import SpeculativeConfig
 from specdec.start.checkpoint_limits import check_target, check_tokenizer
 from specdec.start.compile_ahead import compile_ahead
 from specdec.start.device import advise_threads, device_memory, device_of, dtype_of, note_gpu_memory
-from specdec.start.locate import Hub, locate
+from specdec.start.locate import hub_of, locate, locate_tokenizer
 from specdec.start.measure_costs import NEVER, largest_captured, measure_costs, measure_round_costs
 from specdec.start.memory import Build, measure_needs, plan_memory
 from specdec.start.sizing import GIB, cache_factor, check_heads, check_length, largest_sizes
@@ -176,12 +177,10 @@ def _tokenizers_eos(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
 def _directories(
     model: str | Path, speculation: SpeculativeConfig | None, config: EngineConfig
 ) -> tuple[Path, Path, Path | None]:
-    """Find the directories of the target, its tokenizer and the draft, before any is read."""
-    hub = Hub(revision=config.revision, token=config.hf_token, directory=config.download_dir)
-    directory = tokenizer = locate(model, "target", hub)
-    if config.tokenizer is not None or config.tokenizer_revision is not None:
-        own = replace(hub, revision=config.tokenizer_revision)
-        tokenizer = locate(config.tokenizer or model, "tokenizer", own)
+    """Locate the target, its tokenizer and the draft before any is read."""
+    hub = hub_of(config)
+    directory = locate(model, "target", hub)
+    tokenizer = locate_tokenizer(model, config, directory)
     if speculation is None:
         return directory, tokenizer, None
     own = replace(hub, revision=speculation.revision)

@@ -2,11 +2,12 @@
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import huggingface_hub  # which imports each function when it is asked for
 
+from specdec.config import EngineConfig
 from weights.demo import demo_directory
 from weights.errors import shown
 
@@ -44,6 +45,22 @@ def locate(name: str | Path, role: str, hub: Hub | None = None) -> Path:
             "revision=%r has no effect: %s %s is on this machine", hub.revision, role, name
         )
     return directory
+
+
+def locate_tokenizer(
+    model: str | Path, config: EngineConfig, directory: Path | None = None
+) -> Path:
+    """Find the tokenizer of an engine. directory: the model's, if it is known already."""
+    hub = hub_of(config)
+    if config.tokenizer is not None or config.tokenizer_revision is not None:
+        own = replace(hub, revision=config.tokenizer_revision)
+        return locate(config.tokenizer or model, "tokenizer", own)
+    return locate(model, "target", hub) if directory is None else directory
+
+
+def hub_of(config: EngineConfig) -> Hub:
+    """Say how an engine's hub ids are downloaded."""
+    return Hub(revision=config.revision, token=config.hf_token, directory=config.download_dir)
 
 
 def local_directory(name: str | Path, role: str) -> Path | None:

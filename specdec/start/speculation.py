@@ -3,8 +3,8 @@
 import logging
 from dataclasses import dataclass, replace
 
-from specdec.config import AUTO, SpeculativeConfig
 from specdec.sizes import TreeShape
+from specdec.speculative_config import AUTO, SpeculativeConfig
 
 logger = logging.getLogger("specdec")
 

@@ -1,7 +1,9 @@
 """What the operator of a server chooses, and the limits of every request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from specdec.described import SERVERS, about, check_described, option
 
 MAX_BODY_BYTES = 8 << 20
 MAX_DEPTH = 64  # of lists and objects in a body
@@ -17,6 +19,7 @@ MAX_IDS = 1024  # entries of logit_bias and stop_token_ids
 MAX_ALLOWED_IDS = 1 << 16  # entries of allowed_token_ids
 BODY_SECONDS = 60.0  # to receive a body in
 NO_LIMIT = 1 << 30  # of max_waiting, where there are no clients
+MOST_SECONDS = 1e9  # of a timeout
 
 
 def is_api_key(key: object) -> bool:
@@ -26,29 +29,67 @@ def is_api_key(key: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """model_names: what a request may call the model; the first one is reported.
+    """How a server listens and reads requests. The first of model_names is the one reported."""
 
-    chat_template: Jinja text, None: the tokenizer's own. use_generation_config: sampling defaults
-    of the checkpoint. max_waiting: samples beyond those that run. record: a directory for the
-    token ids of finished requests. shutdown_timeout: seconds that running requests get.
-    tool_call_parser, reasoning_parser: the syntax of calls and of reasoning in answers, names of
-    tools/formats.py; auto: by the chat template. parse_special: read special tokens in the text of
-    requests as such.
-    """
+    COMMANDS = ("serve",)
 
-    host: str
-    model_names: tuple[str, ...]
-    api_key: str | None = None
-    chat_template: str | None = None
-    use_generation_config: bool = False
-    allowed_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
-    max_waiting: int = 1024
-    record: Path | None = None
-    ignore_unknown: bool = False
-    trust_request_chat_template: bool = False
-    allow_priority: bool = False
-    shutdown_timeout: float = 30.0
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
-    parse_special: bool = True
+    host: str = option("127.0.0.1", "the address to listen at; 0.0.0.0: all")
+    model_names: tuple[str, ...] = field(
+        metadata=about(
+            "what requests call the model; may be repeated",
+            flag="--served-model-name",
+            unset="TARGET",
+            commands=SERVERS,
+        )
+    )
+    api_key: str | None = option(None, "requests must send it", envvar="SPECDEC_API_KEY")
+    chat_template: str | None = option(
+        None,
+        "Jinja text; on the command line a file of it",
+        unset="the tokenizer's own",
+        metavar="FILE",
+        commands=SERVERS,
+    )
+    use_generation_config: bool = option(
+        False,
+        "auto: sampling defaults of the checkpoint; none",
+        text="take sampling defaults from the checkpoint's generation_config.json",
+        flag="--generation-config",
+        words={"auto": True, "none": False},
+        commands=SERVERS,
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (), "a web page's origin that may call; may be repeated", flag="--allowed-origin"
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (), "a name that this server is called by; may be repeated", flag="--allowed-host"
+    )
+    max_waiting: int = option(1024, "samples that may wait; others get 429", bounds=(0, NO_LIMIT))
+    record: Path | None = field(
+        default=None,
+        metadata=about(
+            "write token ids of finished requests to this directory", metavar="DIRECTORY"
+        ),
+    )
+    ignore_unknown: bool = option(False, "ignore unknown fields of requests", commands=SERVERS)
+    trust_request_chat_template: bool = option(False, "run chat templates that requests bring")
+    allow_priority: bool = option(False, "let requests choose their priority")
+    shutdown_timeout: float = option(
+        30.0, "seconds that running requests get after SIGTERM or Ctrl-C", bounds=(0, MOST_SECONDS)
+    )
+    tool_call_parser: str = option(
+        "auto",
+        "how the model writes calls of tools: auto (by its chat template), hermes, llama3_json, "
+        "qwen3_xml or none",
+    )
+    reasoning_parser: str = option(
+        "auto", "how it writes reasoning: auto (by its chat template), think or none"
+    )
+    parse_special: bool = option(
+        True,
+        "whether special tokens in the text of requests are tokens, or text like any",
+        flag="--parse-special/--no-parse-special",
+    )
+
+    def __post_init__(self) -> None:
+        check_described(self)

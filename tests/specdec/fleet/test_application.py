@@ -1,15 +1,19 @@
 """Two replicas of the bundled pair on Ray Serve: OpenAI's client, and what it sees of a death."""
 
+import inspect
 import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 from openai import APIConnectionError, AuthenticationError, InternalServerError, OpenAI
 
 from specdec import LLM, SamplingParams
+from specdec.config import EngineConfig
+from specdec.serve.http.options import ServerOptions
 
 pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -175,6 +179,7 @@ def test_a_replica_whose_engine_has_failed_is_unhealthy():
         ({"speculative_config": "demo"}, "speculative_config='demo': give a dict"),
         ({"server": {"shutdown_timeout": 3}}, "server does not take shutdown_timeout"),
         ({"server": {"api_key": ""}}, "api_key: give a key"),
+        ({"server": {"max_waiting": -1}}, "max_waiting=-1: give an integer"),
         ({"server": {"chat_template": 3}}, "chat_template=3"),
         ({"deployment": {"num_replica": 2}}, "did you mean num_replicas"),
     ],
@@ -184,6 +189,21 @@ def test_mistakes_are_seen_where_they_are_made(changed, words):
 
     with pytest.raises(ValueError, match=re.escape(words)):
         build_app({"model": "demo", **changed})
+
+
+def test_every_option_of_an_engine_is_taken():
+    from specdec.fleet import EngineStage, build_app
+    from specdec.fleet.stage import SERVER_OPTIONS
+
+    defaults = {each.name: each.default for each in fields(EngineConfig)}
+    assert (
+        defaults.items()
+        <= {
+            name: each.default for name, each in inspect.signature(EngineStage).parameters.items()
+        }.items()
+    )
+    build_app({"model": "demo", **defaults})
+    assert set(SERVER_OPTIONS) <= {each.name for each in fields(ServerOptions)}
 
 
 def test_a_replica_has_a_gpu_and_others_are_added_by_what_waits():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdec.config import INTEGERS
+from specdec.config import MOST_SEQS
 from specdec.kernels import jit, tl
 from specdec.proposal.tree import kept_nodes
 from specdec.sizes import TreeShape
@@ -259,7 +259,7 @@ def test_what_is_no_probability_decides_for_no_other(device, prob, counts):
 
 @pytest.mark.parametrize("prob, threshold", [(1.0, 0.0), (0.0, 2.0), (0.5, 0.5), (0.0, -1.0)])
 def test_the_votes_of_the_largest_batch_fit(device, prob, threshold):
-    [count] = (most for name, _, most in INTEGERS if name == "max_num_seqs")
+    count = MOST_SEQS
     probs = torch.full((count,), prob, device=device)
     bounds = torch.full((count,), 9, device=device)
     order = torch.arange(count, device=device)

@@ -1,0 +1,212 @@
+"""What a user chooses of a draft, checked once. "auto" is resolved in start/speculation.py."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specdec.arguments import (
+    check_choice,
+    check_int,
+    check_name,
+    from_mapping,
+    is_integer,
+    is_list,
+    refusing_unknown,
+)
+from specdec.described import DRAFTING, ENGINES, about, check_described, fixed, option
+from specdec.from_vllm import SPECULATION
+
+AUTO = "auto"
+ACCEPTANCE_RULES = ("exact", "rejection", "block")
+METHODS = ("auto", "eagle", "eagle3")
+OTHER_METHODS = (  # of vLLM
+    *("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "draft_model", "mtp", "dflash"),
+    *("deepseek_mtp", "mimo_mtp", "ernie_mtp", "qwen3_next_mtp", "longcat_flash_mtp", "custom"),
+)
+MOST_DRAFTS = 32
+MOST_NODES = 63  # of a tree, which with its root fill a tile of rows
+MOST_CHILDREN = 16
+ONE_GPU = "a model runs on one GPU, which device='cuda:N' chooses"
+
+
+@refusing_unknown(SPECULATION)
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """Names an EAGLE draft and says how many tokens it proposes per round.
+
+    Tokens depend on none of these options but `acceptance`.
+    """
+
+    COMMANDS = DRAFTING
+
+    model: str | Path = field(
+        metadata=about('EAGLE draft: directory, hub id or "demo"', flag="--draft", unset="no draft")
+    )
+    num_speculative_tokens: int | str = option(
+        AUTO,
+        f"most drafts per round, at most {MOST_DRAFTS}; auto: 8 if the number adapts, else 3",
+        short="-k",
+        metavar="INTEGER|auto",
+    )
+    method: str = option(
+        "auto", "auto reads it from the checkpoint; eagle and eagle3 require it", commands=ENGINES
+    )
+    acceptance: str = option(
+        "exact",
+        "exact, rejection or block: how sampled drafts are accepted",
+        text="exact: the output is that of plain decoding, sampled or greedy; rejection and block "
+        "keep the distribution of sampled tokens but not the tokens, and accept more drafts "
+        "(greedy output stays exact)",
+        choices=ACCEPTANCE_RULES,
+    )
+    aux_layers: Sequence[int] | None = option(
+        None,
+        "target boundaries that the draft reads, as in 2,4,5 (b: the stream entering layer b)",
+        unset="those that the draft's checkpoint names",
+        commands=ENGINES,
+    )
+    revision: str | None = option(
+        None,
+        "branch, tag or commit of the draft's hub id",
+        flag="--draft-revision",
+        commands=ENGINES,
+    )
+    draft_tensor_parallel_size: int = fixed(1, ONE_GPU)
+    adaptive: bool | None = option(
+        None,
+        "that many drafts in every round, not as many as pay",
+        text="draft as many tokens as pay, and verify the most probable drafts of all requests; "
+        "False: num_speculative_tokens for each. Adapting needs graphs on a GPU and acceptance "
+        "exact; elsewhere the number is fixed, and the log says why",
+        unset="True, but for a tree",
+        flag="--fixed-drafts",
+        gives=False,
+    )
+    top_k: int | None = option(
+        None,
+        "1: chains; above 1: a tree of -k levels, in which as many nodes get as many children",
+        text="1: chains; above 1: a tree in every round, of num_speculative_tokens levels, in "
+        "which the top_k best nodes of a level get top_k children each, and the num_draft_tokens "
+        "most probable nodes of all levels are verified. Such trees need acceptance exact, a fixed "
+        "number of levels and a max_num_seqs of at most 32, which is then its default. None: "
+        "chains, but where auto adapts, up to 8 requests at a time get trees of 8 levels, top_k 4 "
+        "and 15 nodes in the rounds in which these pay more",
+        unset="with -k auto as it pays, else 1",
+        bounds=(1, MOST_CHILDREN),
+        flag="--draft-top-k",
+    )
+    num_draft_tokens: int | None = option(
+        None,
+        "nodes of a tree to verify in a round; of a chain always -k",
+        unset="-k",
+        bounds=(0, MOST_NODES),
+    )
+    draft_confidence_threshold: float | None = option(
+        None,
+        "draft on only while the best paths are on average at least this probable; 0: always",
+        text="from 0 to below 1: draft another level only while the best paths of the last one "
+        "have at least this probability by the draft, on average over the requests. 0: draft all "
+        "levels. Needs acceptance exact",
+        unset="as it pays, or 0",
+        metavar="PROBABILITY",
+    )
+
+    def __post_init__(self) -> None:
+        _refuse_other_drafts(self.method)
+        check_described(self)
+        if not isinstance(self.model, str | Path) or not str(self.model):
+            raise ValueError(
+                f"model={self.model!r}: give a directory, a hub id owner/name, or demo"
+            )
+        if isinstance(self.num_speculative_tokens, str):
+            if self.num_speculative_tokens != AUTO:
+                allowed = f"give {AUTO!r}, or an integer from 0 to {MOST_DRAFTS}"
+                raise ValueError(
+                    f"num_speculative_tokens={self.num_speculative_tokens!r}: {allowed}"
+                )
+        else:
+            check_int("num_speculative_tokens", self.num_speculative_tokens, 0, MOST_DRAFTS)
+        if self.acceptance != "exact" and self.num_speculative_tokens == 0:
+            given = f"acceptance={self.acceptance!r} with num_speculative_tokens=0"
+            raise ValueError(f"{given}: there are no drafts to accept: leave one of them out")
+        _check_layers(self.aux_layers)
+        check_name("revision", self.revision)
+        self._check_threshold()
+        if self.has_fixed_tree:
+            self._check_tree()
+        else:
+            self._check_chain()
+
+    @property
+    def has_fixed_tree(self) -> bool:
+        """Say whether a tree is drafted in every round."""
+        return self.top_k is not None and self.top_k > 1
+
+    def _check_threshold(self) -> None:
+        threshold = self.draft_confidence_threshold
+        if threshold is None:
+            return
+        given = f"draft_confidence_threshold={threshold!r}"
+        is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+        if not is_number or not 0 <= threshold < 1:
+            raise ValueError(f"{given}: give a probability from 0 to below 1, or None")
+        if threshold > 0 and self.acceptance != "exact":
+            rule = f"acceptance={self.acceptance!r}"
+            raise ValueError(f"{given} with {rule}: drafts stop with 'exact' only: leave one out")
+        levels = self.num_speculative_tokens
+        if threshold > 0 and isinstance(levels, int) and levels < 2:
+            given += f" with num_speculative_tokens={levels}"
+            raise ValueError(
+                f"{given}: a first draft is always made: give 2 or more, or leave it out"
+            )
+
+    def _check_chain(self) -> None:
+        count = self.num_draft_tokens
+        if count is not None and count != self.num_speculative_tokens:
+            given = f"num_draft_tokens={count} without a top_k above 1"
+            levels = f"num_speculative_tokens={self.num_speculative_tokens}"
+            raise ValueError(f"{given}: a chain has {levels} drafts: leave it out, or raise top_k")
+
+    def _check_tree(self) -> None:
+        k, levels = self.top_k or 1, self.num_speculative_tokens
+        if self.acceptance != "exact":
+            given = f"top_k={k} with acceptance={self.acceptance!r}"
+            raise ValueError(f"{given}: trees are verified by 'exact' only: leave one of them out")
+        if self.adaptive:
+            given = f"top_k={k} with adaptive=True"
+            raise ValueError(f"{given}: the levels of a tree are fixed: give adaptive=False")
+        if not isinstance(levels, int) or levels == 0:
+            given = f"num_speculative_tokens={levels!r} with top_k={k}"
+            raise ValueError(f"{given}: a tree has fixed levels: give 1 to {MOST_DRAFTS} of them")
+        most = min(k + k * k * (levels - 1), MOST_NODES)
+        count = levels if self.num_draft_tokens is None else self.num_draft_tokens
+        if not 1 <= count <= most:
+            tree = f"of a tree of num_speculative_tokens={levels} levels with top_k={k}"
+            raise ValueError(f"num_draft_tokens={count}: {tree} 1 to {most} nodes can be verified")
+
+    @staticmethod
+    def of(value: "SpeculativeConfig | Mapping[str, object] | None") -> "SpeculativeConfig | None":
+        """Accept the class, a dict of its fields, or None."""
+        if value is None or isinstance(value, SpeculativeConfig):
+            return value
+        if not isinstance(value, Mapping):
+            raise ValueError(
+                f"speculative_config={value!r}: give a SpeculativeConfig or a dict of its fields"
+            )
+        if not value.keys() & SPECULATION.keys():  # before a model is missed
+            _refuse_other_drafts(value.get("method", AUTO))
+        return from_mapping(SpeculativeConfig, value, SPECULATION)
+
+
+def _refuse_other_drafts(method: object) -> None:
+    if isinstance(method, str) and method in OTHER_METHODS:
+        advice = "drafts come from EAGLE heads only: give one as model=, and leave method out"
+        raise ValueError(f"method={method!r}: {advice}")
+    check_choice("method", method, METHODS)
+
+
+def _check_layers(values: Sequence[int] | None) -> None:
+    if values is None:
+        return
+    if not is_list(values) or not all(map(is_integer, values)) or not values:
+        raise ValueError(f"aux_layers={values!r}: give a list of the target's boundaries, or None")

@@ -14,6 +14,14 @@ from typer import Argument, Context, Exit, Option, Typer, echo
 
 import specdec
 from specdec.cli import options as shared
+from specdec.cli.choices import (
+    BatchOptions,
+    ChatOptions,
+    GenerateOptions,
+    ServeOptions,
+    VerifyOptions,
+)
+from specdec.cli.command import command
 from specdec.cli.errors import BENCH_SERVE, run_command
 from specdec.cli.extras import require_extra
 
@@ -51,112 +59,24 @@ def begin(
         raise Exit(2)
 
 
-@app.command(short_help="Continue a prompt.")
-def generate(
-    context: Context,
-    target: shared.Target,
-    prompt: Annotated[
-        str | None,
-        Argument(
-            metavar="PROMPT", help="- or nothing: standard input, if there is no --prompt-file"
-        ),
-    ] = None,
-    prompt_text: Annotated[
-        Path | None,
-        Option(
-            "--prompt-file",
-            callback=shared.text_of,
-            help="a text, - for standard input; its last line break is dropped",
-        ),
-    ] = None,
-    draft: shared.Draft = None,
-    num_speculative_tokens: shared.NumSpeculativeTokens = None,
-    fixed_drafts: shared.FixedDrafts = False,
-    draft_top_k: shared.DraftTopK = None,
-    num_draft_tokens: shared.NumDraftTokens = None,
-    draft_confidence_threshold: shared.DraftConfidenceThreshold = None,
-    max_tokens: shared.MaxTokens = 256,
-    temperature: shared.Temperature = 0.0,
-    top_p: shared.TopP = None,
-    top_k: shared.TopK = None,
-    min_p: shared.MinP = None,
-    seed: shared.Seed = None,
-    n: Annotated[int, Option("-n", "--n", help="samples; number i has seed + i")] = 1,
-    presence_penalty: Annotated[
-        float, Option(help="subtracted from the logits of generated tokens")
-    ] = 0.0,
-    frequency_penalty: Annotated[float, Option(help="the same, times their count")] = 0.0,
-    repetition_penalty: shared.RepetitionPenalty = 1.0,
-    min_tokens: Annotated[int, Option(help="no end of text before this many tokens")] = 0,
-    logprobs: Annotated[
-        int | None, Option(help="JSON: this many alternatives beside each token")
-    ] = None,
-    acceptance: shared.Acceptance = "exact",
-    stop: shared.Stop = None,
-    ignore_eos: Annotated[bool, Option("--ignore-eos", help="go on after an EOS token")] = False,
-    dtype: shared.Dtype = "auto",
-    device: shared.Device = "auto",
-    max_model_len: shared.MaxModelLen = None,
-    max_num_seqs: shared.MaxNumSeqs = None,
-    gpu_memory_utilization: shared.GpuMemoryUtilization = None,
-    enable_prefix_caching: shared.NoPrefixCaching = False,
-    enforce_eager: shared.EnforceEager = False,
-    cuda_graph_sizes: shared.GraphSizes = None,
-    cuda_graph_token_sizes: shared.GraphTokenSizes = None,
-    json: shared.Json = False,
-    show_drafts: Annotated[
-        bool, Option("--show-drafts", help="colour what was drafted; JSON: rounds")
-    ] = False,
-) -> None:
+@command(app, "Continue a prompt.")
+def generate(options: GenerateOptions) -> None:
     """Continue a prompt: the text on stdout as it is written, a line of statistics on stderr."""
-    from specdec.cli.generate import GenerateOptions, run_generate
+    from specdec.cli.generate import run_generate
 
-    wording = shared.wording_of(context)
-    run_generate(shared.options_of(GenerateOptions, {**context.params, "wording": wording}))
+    run_generate(options)
 
 
-@app.command(short_help="Talk to a target.")
-def chat(
-    context: Context,
-    target: shared.Target,
-    draft: shared.Draft = None,
-    num_speculative_tokens: shared.NumSpeculativeTokens = None,
-    fixed_drafts: shared.FixedDrafts = False,
-    draft_top_k: shared.DraftTopK = None,
-    num_draft_tokens: shared.NumDraftTokens = None,
-    draft_confidence_threshold: shared.DraftConfidenceThreshold = None,
-    system: Annotated[
-        str | None, Option(help="the conversation's first message, with the role system")
-    ] = None,
-    chat_template: shared.ChatTemplate = None,
-    max_tokens: shared.MaxTokens = 1024,
-    temperature: shared.Temperature = 0.0,
-    top_p: shared.TopP = None,
-    top_k: shared.TopK = None,
-    min_p: shared.MinP = None,
-    seed: shared.Seed = None,
-    repetition_penalty: shared.RepetitionPenalty = 1.0,
-    acceptance: shared.Acceptance = "exact",
-    stop: shared.Stop = None,
-    dtype: shared.Dtype = "auto",
-    device: shared.Device = "auto",
-    max_model_len: shared.MaxModelLen = None,
-    max_num_seqs: shared.MaxNumSeqs = None,
-    gpu_memory_utilization: shared.GpuMemoryUtilization = None,
-    enable_prefix_caching: shared.NoPrefixCaching = False,
-    enforce_eager: shared.EnforceEager = False,
-    cuda_graph_sizes: shared.GraphSizes = None,
-    cuda_graph_token_sizes: shared.GraphTokenSizes = None,
-) -> None:
+@command(app, "Talk to a target.")
+def chat(options: ChatOptions) -> None:
     """Talk to a target that has a chat template.
 
     /reset starts over, Ctrl-C ends an answer, Ctrl-D or /exit the program. If standard input is no
     terminal, all of it is one message, and its answer is printed.
     """
-    from specdec.cli.chat import ChatOptions, run_chat
+    from specdec.cli.chat import run_chat
 
-    wording = shared.wording_of(context)
-    run_chat(shared.options_of(ChatOptions, {**context.params, "wording": wording}))
+    run_chat(options)
 
 
 @app.command(short_help="Say what a checkpoint is.")
@@ -166,7 +86,6 @@ def inspect(
         Argument(
             metavar="CHECKPOINT",
             help='directory, hub id, "demo", "demo/eagle3" or "demo/eagle1"',
-            show_default=False,
         ),
     ],
     target: Annotated[
@@ -185,120 +104,24 @@ def inspect(
     run_inspect(directory, target, json)
 
 
-@app.command(short_help="Say whether a draft works.")
-def verify(
-    context: Context,
-    target: shared.Target,
-    draft: Annotated[
-        str,
-        Argument(
-            metavar="DRAFT", help='EAGLE draft: directory, hub id or "demo"', show_default=False
-        ),
-    ],
-    num_speculative_tokens: Annotated[
-        int, Option("--num-speculative-tokens", "-k", help="positions to check")
-    ] = 5,
-    max_tokens: Annotated[int, Option(min=16, help="tokens of text per prompt")] = 64,
-    seed: shared.EngineSeed = None,
-    dtype: shared.Dtype = "auto",
-    device: shared.Device = "auto",
-    max_model_len: shared.MaxModelLen = None,
-    max_num_seqs: shared.MaxNumSeqs = None,
-    gpu_memory_utilization: shared.GpuMemoryUtilization = None,
-    enforce_eager: shared.EnforceEager = False,
-    cuda_graph_sizes: shared.GraphSizes = None,
-    cuda_graph_token_sizes: shared.GraphTokenSizes = None,
-    json: shared.Json = False,
-) -> None:
+@command(app, "Say whether a draft works.")
+def verify(options: VerifyOptions) -> None:
     """Load both, force the target's own text through the draft, and say whether the draft works."""
-    from specdec.cli.verify import VerifyOptions, run_verify
+    from specdec.cli.verify import run_verify
 
-    run_verify(shared.options_of(VerifyOptions, context.params))
+    run_verify(options)
 
 
-@app.command(short_help="Answer requests over HTTP.")
-def serve(
-    context: Context,
-    target: shared.Target,
-    draft: shared.Draft = None,
-    num_speculative_tokens: shared.NumSpeculativeTokens = None,
-    fixed_drafts: shared.FixedDrafts = False,
-    draft_top_k: shared.DraftTopK = None,
-    num_draft_tokens: shared.NumDraftTokens = None,
-    draft_confidence_threshold: shared.DraftConfidenceThreshold = None,
-    acceptance: shared.Acceptance = "exact",
-    host: Annotated[str, Option(help="the address to listen at; 0.0.0.0: all")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="0: a free one")] = 8000,
-    api_key: Annotated[
-        str | None, Option(envvar="SPECDEC_API_KEY", help="requests must send it")
-    ] = None,
-    served_model_names: shared.ServedModelNames = None,
-    chat_template: shared.ChatTemplate = None,
-    generation_config: shared.GenerationConfig = "none",
-    allowed_origins: Annotated[
-        list[str] | None,
-        Option("--allowed-origin", help="a web page's origin that may call; may be repeated"),
-    ] = None,
-    allowed_hosts: Annotated[
-        list[str] | None,
-        Option("--allowed-host", help="a name that this server is called by; may be repeated"),
-    ] = None,
-    max_waiting: Annotated[int, Option(min=0, help="samples that may wait; others get 429")] = 1024,
-    record: Annotated[
-        Path | None,
-        Option(file_okay=False, help="write token ids of finished requests to this directory"),
-    ] = None,
-    ignore_unknown: shared.IgnoreUnknown = False,
-    trust_request_chat_template: Annotated[
-        bool,
-        Option("--trust-request-chat-template", help="run chat templates that requests bring"),
-    ] = False,
-    allow_priority: Annotated[
-        bool, Option("--allow-priority", help="let requests choose their priority")
-    ] = False,
-    shutdown_timeout: Annotated[
-        float, Option(min=0, help="seconds that running requests get after SIGTERM or Ctrl-C")
-    ] = 30.0,
-    log_format: Annotated[str, Option(help="text or json")] = "text",
-    tool_call_parser: Annotated[
-        str,
-        Option(
-            help="how the model writes calls of tools: auto (by its chat template), hermes, "
-            "llama3_json, qwen3_xml or none"
-        ),
-    ] = "auto",
-    reasoning_parser: Annotated[
-        str, Option(help="how it writes reasoning: auto (by its chat template), think or none")
-    ] = "auto",
-    parse_special: Annotated[
-        bool,
-        Option(
-            "--parse-special/--no-parse-special",
-            help="whether special tokens in the text of requests are tokens, or text like any",
-        ),
-    ] = True,
-    dtype: shared.Dtype = "auto",
-    device: shared.Device = "auto",
-    max_model_len: shared.MaxModelLen = None,
-    max_num_seqs: shared.ServerMaxNumSeqs = None,
-    max_num_batched_tokens: shared.MaxNumBatchedTokens = None,
-    max_prompt_slowdown: shared.MaxPromptSlowdown = None,
-    num_kv_blocks: shared.NumKvBlocks = None,
-    gpu_memory_utilization: shared.GpuMemoryUtilization = None,
-    enable_prefix_caching: shared.NoPrefixCaching = False,
-    enforce_eager: shared.EnforceEager = False,
-    cuda_graph_sizes: shared.GraphSizes = None,
-    cuda_graph_token_sizes: shared.GraphTokenSizes = None,
-) -> None:
+@command(app, "Answer requests over HTTP.")
+def serve(options: ServeOptions) -> None:
     """Answer requests in OpenAI's API: chat, completions, streams, metrics.
 
     Only this machine can connect unless --host says otherwise. SIGTERM or Ctrl-C ends it in order.
     """
     require_extra("serve", "server", ("starlette", "uvicorn", "httptools", "prometheus_client"))
-    from specdec.cli.serve import ServeOptions, checked_address
+    from specdec.cli.serve import checked_address
     from specdec.serve.worker_process import WorkerProcess
 
-    options = shared.options_of(ServeOptions, context.params)
     # the worker imports for seconds, and so does this process
     with checked_address(options) as address, WorkerProcess() as worker:
         from specdec.cli.server import run_server
@@ -306,58 +129,8 @@ def serve(
         run_server(options, address, worker)
 
 
-@app.command(short_help="Answer the lines of a batch file.")
-def batch(
-    context: Context,
-    input: Annotated[
-        Path,
-        Argument(
-            exists=True,
-            dir_okay=False,
-            metavar="IN",
-            help="a file of JSON lines",
-            show_default=False,
-        ),
-    ],
-    output: Annotated[
-        Path,
-        Argument(
-            dir_okay=False, metavar="OUT", help="the lines that answer them", show_default=False
-        ),
-    ],
-    target: shared.Target,
-    draft: shared.Draft = None,
-    num_speculative_tokens: shared.NumSpeculativeTokens = None,
-    fixed_drafts: shared.FixedDrafts = False,
-    draft_top_k: shared.DraftTopK = None,
-    num_draft_tokens: shared.NumDraftTokens = None,
-    draft_confidence_threshold: shared.DraftConfidenceThreshold = None,
-    acceptance: shared.Acceptance = "exact",
-    served_model_names: shared.ServedModelNames = None,
-    chat_template: shared.ChatTemplate = None,
-    generation_config: shared.GenerationConfig = "none",
-    ignore_unknown: shared.IgnoreUnknown = False,
-    dtype: shared.Dtype = "auto",
-    device: shared.Device = "auto",
-    max_model_len: shared.MaxModelLen = None,
-    max_num_seqs: shared.ServerMaxNumSeqs = None,
-    max_num_batched_tokens: shared.MaxNumBatchedTokens = None,
-    max_prompt_slowdown: shared.MaxPromptSlowdown = None,
-    num_kv_blocks: shared.NumKvBlocks = None,
-    gpu_memory_utilization: shared.GpuMemoryUtilization = None,
-    enable_prefix_caching: shared.NoPrefixCaching = False,
-    enforce_eager: shared.EnforceEager = False,
-    cuda_graph_sizes: shared.GraphSizes = None,
-    cuda_graph_token_sizes: shared.GraphTokenSizes = None,
-    ray: Annotated[
-        str | None,
-        Option(metavar="ADDRESS", help="answer on a cluster of Ray; auto: the running one"),
-    ] = None,
-    num_engines: Annotated[
-        int | None,
-        Option(min=1, help="on the cluster", show_default="one for each GPU, 1 on CPUs"),
-    ] = None,
-) -> None:
+@command(app, "Answer the lines of a batch file.")
+def batch(options: BatchOptions) -> None:
     """Answer a file of requests in OpenAI's batch format.
 
     Each line of IN has custom_id, method, url and body. OUT gets a line for each, in the same
@@ -365,15 +138,14 @@ def batch(
     was stopped.
     """
     require_extra("batch", "server", ("starlette", "uvicorn", "prometheus_client"))
-    if ray is not None:
+    if options.ray is not None:
         require_extra("batch --ray", "ray", ("ray", "pyarrow", "pandas"))
-    from specdec.cli.batch import BatchOptions, check_batch
+    from specdec.cli.batch import check_batch
 
-    options = shared.options_of(BatchOptions, context.params)
     check_batch(options)
     from specdec.cli.batch_here import run_batch
 
-    if ray is None:
+    if options.ray is None:
         run_batch(options)
         return
     from specdec.cli.batch_on_ray import run_batch_on_ray
@@ -618,7 +390,6 @@ def convert(
             file_okay=False,
             metavar="DIRECTORY",
             help="a checkpoint of .bin files, which stay as they are",
-            show_default=False,
         ),
     ],
 ) -> None:
@@ -631,13 +402,7 @@ def convert(
 @app.command(short_help="Write a small pair at a large size.")
 def widen(
     directory: Annotated[
-        Path,
-        Argument(
-            file_okay=False,
-            metavar="DIRECTORY",
-            help="where to write the pair",
-            show_default=False,
-        ),
+        Path, Argument(file_okay=False, metavar="DIRECTORY", help="where to write the pair")
     ],
     source: Annotated[
         str, Option(help="demo, or a directory with target/, eagle3/ and prompts.json")

@@ -4,55 +4,41 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
-from specdec.arguments import from_mapping
-from specdec.cli.batch import BatchOptions
 from specdec.cli.batch_file import Batch, opened
-from specdec.cli.generate import speculation_of
+from specdec.cli.choices import BatchOptions
 from specdec.cli.headline import say_what_runs
+from specdec.cli.serve import server_options
 from specdec.serve.async_llm import AsyncLLM
 from specdec.serve.http.app import Application
 from specdec.serve.http.batch import Answered, answer_line
-from specdec.serve.http.options import NO_LIMIT, ServerOptions
-from specdec.speculative_config import SpeculativeConfig
+from specdec.serve.http.options import NO_LIMIT
 
 AHEAD = 4096  # answers that may wait for an earlier line, in memory
-Answer = Callable[[BatchOptions, SpeculativeConfig | None, Batch], None]
+Answer = Callable[[BatchOptions, Batch], None]
 
 
 def run_batch(options: BatchOptions, answer: Answer | None = None) -> None:
     """Look at both files, load, answer what is left. answer: by which engines; None: one here."""
-    speculation = speculation_of(options)
     with opened(options.input, options.output) as output:
         batch = Batch(options.input, options.output, output)
         if batch.num_done:
             done = f"{batch.num_done} of {batch.num_lines} lines are done"
             print(f"{options.output}: {done}", file=sys.stderr)
         if batch.num_done < batch.num_lines:
-            (answer or _answer_here)(options, speculation, batch)
+            (answer or _answer_here)(options, batch)
 
 
-def _answer_here(
-    options: BatchOptions, speculation: SpeculativeConfig | None, batch: Batch
-) -> None:
-    with AsyncLLM(options.target, speculation, **options.engine) as llm:
+def _answer_here(options: BatchOptions, batch: Batch) -> None:
+    with AsyncLLM(options.target, options.speculation, **options.engine) as llm:
         say_what_runs(llm.llm)
-        server = {"host": "localhost", "max_waiting": NO_LIMIT, **server_options(options)}
-        application = Application(llm, from_mapping(ServerOptions, server))
+        server = replace(server_options(options), host="localhost", max_waiting=NO_LIMIT)
+        application = Application(llm, server)
         # as many lines wait as run, so that the engine never waits for them
         most_running = 2 * llm.llm.sizes.max_num_seqs
         with batch.writing():
             asyncio.run(_answer_all(application, batch, most_running))
-
-
-def server_options(options: BatchOptions) -> dict[str, object]:
-    """Say how bodies of requests are read: fields of ServerOptions."""
-    return {
-        "model_names": tuple(options.served_model_names or [options.target]),
-        "chat_template": options.chat_template,
-        "use_generation_config": options.generation_config == "auto",
-        "ignore_unknown": options.ignore_unknown,
-    }
 
 
 async def _answer_all(application: Application, batch: Batch, most_running: int) -> None:

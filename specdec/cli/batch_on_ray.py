@@ -1,15 +1,14 @@
-"""`specdec batch --ray`: the same job by engines on a cluster of Ray."""
+"""`specdec batch --ray`: let engines on a cluster of Ray answer the lines of a file."""
 
 import sys
 from contextlib import closing
 
-from specdec.cli.batch import BatchOptions
 from specdec.cli.batch_file import Batch
-from specdec.cli.batch_here import run_batch, server_options
+from specdec.cli.batch_here import run_batch
+from specdec.cli.choices import BatchOptions
 from specdec.fleet.batch_job import answer_lines, connected, num_gpus
 from specdec.fleet.engine_args import EngineArgs
 from specdec.serve.http.batch import answer_problem
-from specdec.speculative_config import SpeculativeConfig
 
 
 def run_batch_on_ray(options: BatchOptions) -> None:
@@ -17,14 +16,12 @@ def run_batch_on_ray(options: BatchOptions) -> None:
     run_batch(options, _answer_on_ray)
 
 
-def _answer_on_ray(
-    options: BatchOptions, speculation: SpeculativeConfig | None, batch: Batch
-) -> None:
+def _answer_on_ray(options: BatchOptions, batch: Batch) -> None:
     args = EngineArgs(
         model=options.target,
-        speculative_config=speculation,
+        speculative_config=options.speculation,
         engine=options.engine,
-        server=server_options(options),
+        server=options.server,
     )
     assert options.ray is not None
     with connected(options.ray):

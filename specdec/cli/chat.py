@@ -8,47 +8,41 @@ stays in the conversation.
 import asyncio
 import readline  # noqa: F401  for input(): line editing and history
 import sys
-from dataclasses import dataclass
 
 import specdec
 from specdec.cli.before_torch import check_models
+from specdec.cli.choices import ChatOptions
 from specdec.cli.figures import figures, warning
-from specdec.cli.generate import TextOptions, note_seed, sampling_params, speculation_of
+from specdec.cli.generate import note_seed, sampling_params
 from specdec.cli.headline import say_what_runs
 from specdec.cli.options import read_input
+from specdec.cli.speculation import draft_of, refuse_greedy
+from specdec.config import EngineConfig
 from specdec.options import EngineOptions
 from specdec.requests.chat_format import ChatFormat
 from specdec.requests.chat_template import check_template
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
 from specdec.requests.tokenizer import Tokenizer
-from specdec.start.locate import locate
+from specdec.start.locate import locate_tokenizer
 
 WELCOME = "/reset starts over, Ctrl-C ends an answer,\n/exit or Ctrl-D the program"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatOptions(TextOptions):
-    """Holds what `chat` is given. chat_template: Jinja text."""
-
-    system: str | None
-    chat_template: str | None
 
 
 def run_chat(options: ChatOptions) -> None:
     """Load, and answer each message."""
     params = sampling_params(options.sampling)
-    speculation = speculation_of(options, params.temperature)
+    refuse_greedy(options.speculation, params.temperature)
     engine: EngineOptions = {"max_num_seqs": 1, **options.engine}
-    check_models(options.target, options.draft, engine)
+    check_models(options.target, draft_of(options.speculation), engine)
     check_template(options.chat_template)
     if options.chat_template is None:
-        _check_own_template(options.target)
+        _check_own_template(options)
     is_terminal = sys.stdin is not None and sys.stdin.isatty()
     message = "" if is_terminal else read_input("message")
-    with specdec.AsyncLLM(options.target, speculative_config=speculation, **engine) as llm:
+    with specdec.AsyncLLM(options.target, speculative_config=options.speculation, **engine) as llm:
         say_what_runs(llm.llm)
-        note_seed(options.sampling.get("seed"), params.temperature)
+        note_seed(options.sampling.seed, params.temperature)
         chat = Chat(llm, params, options)
         if is_terminal:
             chat.talk()
@@ -56,15 +50,16 @@ def run_chat(options: ChatOptions) -> None:
             chat.answer(message)
 
 
-def _check_own_template(target: str) -> None:
-    """Refuse a tokenizer without a chat template before anything large is read."""
-    if not Tokenizer(locate(target, "target")).has_chat_template:
-        missing = f"target {target}: its tokenizer has no chat template"
+def _check_own_template(options: ChatOptions) -> None:
+    """Raise ValueError without a chat template, before anything large is read."""
+    directory = locate_tokenizer(options.target, EngineConfig(**options.engine))
+    if not Tokenizer(directory).has_chat_template:
+        missing = f"target {options.target}: its tokenizer has no chat template"
         raise ValueError(f"{missing}: give --chat-template FILE, or use specdec generate")
 
 
 class Chat:
-    """Holds a conversation with an engine. A first message from the system stays."""
+    """Holds a conversation with an engine. Its first message may be the system's, which stays."""
 
     def __init__(
         self, llm: "specdec.AsyncLLM", params: SamplingParams, options: ChatOptions
@@ -149,13 +144,13 @@ class Chat:
         is_drawn = output.seed is not None and self._params.temperature > 0
         seed = f"seed {output.seed}\n" if is_drawn else ""
         print(seed + figures(output), file=sys.stderr)
-        advice = warning(output, self._options.target, self._options.draft)
+        advice = warning(output, self._options.target, draft_of(self._options.speculation))
         if advice is not None:
             print(advice, file=sys.stderr)
 
 
 def _read_line() -> str | None:
-    """Read a stripped line, None at the end of the input. Ctrl-C only drops what was typed."""
+    """Read a stripped line; None at the end of the input. Ctrl-C only drops what was typed."""
     while True:
         try:
             return _input("> ")

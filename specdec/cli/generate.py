@@ -1,11 +1,9 @@
-"""`specdec generate`: the continuation of a prompt on stdout, statistics on stderr."""
+"""`specdec generate`: write the continuation of a prompt to stdout, statistics to stderr."""
 
 import json
 import os
-import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Literal
 
 from rich.console import Console
@@ -15,10 +13,12 @@ import specdec
 from specdec.arguments import from_mapping
 from specdec.cli.as_json import as_json
 from specdec.cli.before_torch import check_models
+from specdec.cli.choices import GenerateOptions, Sampling
 from specdec.cli.drafts_view import DraftsView
 from specdec.cli.figures import figures, warning
 from specdec.cli.headline import say_what_runs
 from specdec.cli.options import STANDARD_INPUT, read_input
+from specdec.cli.speculation import draft_of, refuse_greedy
 from specdec.cli.wording import Wording
 from specdec.cli.writers import DraftsWriter, NoWriter, TextWriter, Writer
 from specdec.options import EngineOptions
@@ -27,55 +27,21 @@ from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
 from specdec.requests.pieces import whole_output
 from specdec.requests.request import Request
-from specdec.speculative_config import AUTO, SpeculativeConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftOptions:
-    """Names a target, its draft and its engine. engine: arguments of LLM."""
-
-    target: str
-    draft: str | None
-    num_speculative_tokens: int | str | None
-    fixed_drafts: bool
-    draft_top_k: int | None
-    num_draft_tokens: int | None
-    draft_confidence_threshold: float | None
-    acceptance: str
-    engine: EngineOptions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextOptions(DraftOptions):
-    """Holds what `generate` and `chat` share. sampling: of SamplingParams. wording: of errors."""
-
-    sampling: Mapping[str, object]
-    wording: Wording
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateOptions(TextOptions):
-    """Holds what `generate` is given. prompt_text: of --prompt-file."""
-
-    prompt: str | None
-    prompt_text: str | None
-    json: bool
-    show_drafts: bool
 
 
 def run_generate(options: GenerateOptions) -> None:
     """Load, generate, print."""
     params = sampling_params(options.sampling)
-    speculation = speculation_of(options, params.temperature)
+    refuse_greedy(options.speculation, params.temperature)
     _check_output(options, params)
     prompt = read_prompt(options)
     engine: EngineOptions = {"max_num_seqs": min(params.n, 64), **options.engine}
-    check_models(options.target, options.draft, engine)
-    llm = specdec.LLM(options.target, speculative_config=speculation, **engine)
+    check_models(options.target, draft_of(options.speculation), engine)
+    llm = specdec.LLM(options.target, speculative_config=options.speculation, **engine)
     say_what_runs(llm)
-    note_seed(options.sampling.get("seed"), params.temperature)
+    note_seed(options.sampling.seed, params.temperature)
     output = _write(llm, prompt, params, options)
-    advice = warning(output, options.target, options.draft)
+    advice = warning(output, options.target, draft_of(options.speculation))
     if advice is not None:
         print(advice, file=sys.stderr)
     leave_on_error(output, options.wording)
@@ -86,7 +52,7 @@ def _check_output(options: GenerateOptions, params: SamplingParams) -> None:
         raise ValueError(
             f"--show-drafts with -n {params.n}: it shows the rounds of one sample; leave one out"
         )
-    if options.show_drafts and options.draft is None:
+    if options.show_drafts and options.speculation is None:
         raise ValueError("--show-drafts without a draft: give --draft too")
     if params.logprobs is not None and not options.json:
         raise ValueError(
@@ -95,7 +61,7 @@ def _check_output(options: GenerateOptions, params: SamplingParams) -> None:
 
 
 def read_prompt(options: GenerateOptions) -> str:
-    """Read the prompt from one place, without the line break that ends a file."""
+    """Read the prompt from one place. The line break that ends a file is not part of it."""
     if options.prompt is not None and options.prompt_text is not None:
         raise ValueError("a prompt and --prompt-file: give one of them")
     if options.prompt is not None and options.prompt != STANDARD_INPUT:
@@ -109,9 +75,9 @@ def read_prompt(options: GenerateOptions) -> str:
     return read_input("prompt")
 
 
-def sampling_params(sampling: Mapping[str, object]) -> SamplingParams:
-    """Return the parameters that were given; refuse those that greedy decoding ignores."""
-    given = {name: value for name, value in sampling.items() if value is not None}
+def sampling_params(sampling: Sampling) -> SamplingParams:
+    """Collect the parameters that were given. Refuse those that greedy decoding ignores."""
+    given = {name: value for name, value in asdict(sampling).items() if value is not None}
     for name in ("top_p", "top_k", "min_p"):
         if name in given and given["temperature"] == 0:
             option = f"--{name.replace('_', '-')} {given[name]}"
@@ -121,55 +87,8 @@ def sampling_params(sampling: Mapping[str, object]) -> SamplingParams:
     return from_mapping(SamplingParams, given)
 
 
-def speculation_of(
-    options: DraftOptions, temperature: float | None = None
-) -> SpeculativeConfig | None:
-    """Return the options of the draft; without a draft, refuse those that need one.
-
-    temperature: None: requests choose theirs
-    """
-    K = options.num_speculative_tokens
-    rule = f"--acceptance {options.acceptance}"
-    if options.draft is None and K is not None and K != 0:
-        raise ValueError(f"--num-speculative-tokens {K} without a draft: give --draft too")
-    if options.draft is None and options.fixed_drafts:
-        raise ValueError("--fixed-drafts without a draft: give --draft too")
-    for name in ("draft_top_k", "num_draft_tokens", "draft_confidence_threshold"):
-        value = getattr(options, name)
-        if options.draft is None and value is not None:
-            option = f"--{name.replace('_', '-')} {value}"
-            raise ValueError(f"{option} without a draft: give --draft too")
-    if options.draft is None and options.acceptance != "exact":
-        raise ValueError(f"{rule} without a draft: give --draft too")
-    if options.draft is None:
-        return None
-    speculation = _speculation(options, options.draft)
-    if options.acceptance != "exact" and temperature == 0:
-        raise ValueError(
-            f"{rule} with --temperature 0, where drafts are accepted if they are the best tokens: "
-            "give --temperature too, or leave --acceptance out"
-        )
-    return speculation
-
-
-def _speculation(options: DraftOptions, draft: str) -> SpeculativeConfig:
-    K = options.num_speculative_tokens
-    try:
-        return SpeculativeConfig(
-            draft,
-            AUTO if K is None else K,
-            acceptance=options.acceptance,
-            adaptive=False if options.fixed_drafts else None,
-            top_k=options.draft_top_k,
-            num_draft_tokens=options.num_draft_tokens,
-            draft_confidence_threshold=options.draft_confidence_threshold,
-        )
-    except ValueError as error:  # --top-k is another thing
-        raise ValueError(re.sub(r"\btop_k\b", "draft_top_k", str(error))) from error
-
-
 def note_seed(seed: object, temperature: float) -> None:
-    """Say that greedy decoding draws nothing: scripts for vLLM give it a seed all the same."""
+    """Say that greedy decoding draws nothing; scripts written for vLLM give a seed anyway."""
     if seed is not None and temperature == 0:
         print("seed has no effect at temperature 0", file=sys.stderr)
 
@@ -177,7 +96,7 @@ def note_seed(seed: object, temperature: float) -> None:
 def _write(
     llm: "specdec.LLM", prompt: str, params: SamplingParams, options: GenerateOptions
 ) -> RequestOutput:
-    """Write one sample while it grows, several samples or JSON once all are finished."""
+    """Write one sample as its rounds commit; several samples or JSON once all are finished."""
     if _is_text(options, params):
         _echo_prompt(prompt)
     output = _run(llm, prompt, params, options)
@@ -192,14 +111,14 @@ def _write(
 
 
 def _is_text(options: GenerateOptions, params: SamplingParams) -> bool:
-    """Say whether the text is written while it grows."""
+    """Say whether the text is written as it comes."""
     return not (options.json or options.show_drafts or params.n > 1)
 
 
 def _run(
     llm: "specdec.LLM", prompt: str, params: SamplingParams, options: GenerateOptions
 ) -> RequestOutput:
-    """Return the finished output. Ctrl-C prints the figures of the text so far, unless JSON."""
+    """Return the finished output. Ctrl-C prints the figures so far, except as JSON."""
     [request] = llm.engine.add_requests([NewRequest(prompt=prompt, params=params)])
     room = request.rules.max_tokens
     if params.max_tokens is not None and room < params.max_tokens:
@@ -248,13 +167,13 @@ def _echo_prompt(prompt: str) -> None:
 
 
 def new_console(stderr: bool = False) -> Console:
-    """Open a console. NO_COLOR means no escape sequence; rich alone would keep bold and dim."""
+    """Make a console, without escape sequences if NO_COLOR is set; rich would keep bold, dim."""
     system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     return Console(stderr=stderr, highlight=False, soft_wrap=True, color_system=system)
 
 
 def leave_on_error(output: RequestOutput, wording: Wording) -> None:
-    """Exit with 2 if a sample ended in an error, whatever part of it was written."""
+    """Leave with exit code 2 if a sample ended in an error, whatever part of it was written."""
     endings = [each for each in output.outputs if each.finish_reason == "error"]
     for ending in endings:
         print(f"specdec: error: {wording.text(str(ending.stop_reason))}", file=sys.stderr)

@@ -1,7 +1,4 @@
-"""The options that commands share, and how what was given reaches the code that runs a command.
-
-An option's Python name is the field that it sets, so that nothing is passed on by hand.
-"""
+"""Options that several commands share, and functions that read the text of an option."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -13,21 +10,24 @@ from typer import Argument, CallbackParam, Context, Option
 
 from specdec.cli.user_files import MOST_TEXT, read_text
 from specdec.cli.wording import Wording
+from specdec.config import EngineConfig
+from specdec.described import described
 from specdec.sizes import TreeShape
+from specdec.speculative_config import AUTO
 
 Options = TypeVar("Options")
 Number = TypeVar("Number", int, float)
 STANDARD_INPUT = "-"  # as a prompt or a file
-AUTO = "auto"  # as a number of drafts; config.py has it too, and more to import
+ABOUT = {each.name: each for each in described(EngineConfig)}
 
 
 def integers(*bounds: int) -> Callable[[CallbackParam, str | None], list[int] | None]:
-    """The callback that reads "0,3,5". bounds: the least and the greatest number, if any."""
+    """Make the callback that reads "0,3,5". bounds: the least and the greatest number, if any."""
     return _numbers(int, "integers", bounds)
 
 
 def floats(*bounds: float) -> Callable[[CallbackParam, str | None], list[float] | None]:
-    """The same for "0,0.7"."""
+    """Make the callback that reads "0,0.7"."""
     return _numbers(float, "numbers", bounds)
 
 
@@ -50,14 +50,14 @@ def _numbers(
 
 
 def trees(option: CallbackParam, text: str | None) -> list[TreeShape] | None:
-    """The callback that reads "8x6x4,16x6x4": rows, levels and top_k of draft trees."""
+    """Read "8x6x4,16x6x4": rows, levels and top_k of draft trees."""
     if text is None:
         return None
     return [tree(option.opts[0], part, "8x6x4,16x6x4") for part in text.split(",")]
 
 
 def tree(name: str, text: str, example: str = "16x6x4") -> TreeShape:
-    """What reads one of them. name: of the option; it and the example are for errors."""
+    """Read one tree. The option's name and the example are for errors."""
     try:
         num_rows, num_levels, top_k = map(int, text.split("x"))
     except ValueError:
@@ -72,7 +72,7 @@ def tree(name: str, text: str, example: str = "16x6x4") -> TreeShape:
 
 
 def num_drafts(option: CallbackParam, text: str | None) -> int | str | None:
-    """The callback that reads a number of drafts, or "auto"."""
+    """Read a number of drafts, or "auto"."""
     if text is None or text == AUTO:
         return text
     try:
@@ -81,11 +81,21 @@ def num_drafts(option: CallbackParam, text: str | None) -> int | str | None:
         raise ValueError(f"{option.opts[0]} {text}: give an integer, or auto") from None
 
 
-def text_of(option: CallbackParam, file: Path | str | None) -> str | None:
-    """The callback that reads the file; `-` is standard input."""
+def pairs(option: CallbackParam, text: str | None) -> dict[str, str] | None:
+    """Read "a=b,c=d"."""
+    if text is None:
+        return None
+    parts = [part.partition("=") for part in text.split(",")]
+    if not all(equals for _, equals, _ in parts):
+        raise ValueError(f"{option.opts[0]} {text}: give NAME=VALUE, with commas between them")
+    return {name: value for name, _, value in parts}
+
+
+def text_of(option: CallbackParam, file: str | None) -> str | None:
+    """Read the file; `-` is standard input."""
     if file is None:
         return None
-    if str(file) == STANDARD_INPUT:
+    if file == STANDARD_INPUT:
         return read_input(option.opts[0].removeprefix("--"))
     try:
         return read_text(Path(file))
@@ -99,7 +109,7 @@ def text_of(option: CallbackParam, file: Path | str | None) -> str | None:
 
 
 def read_input(what: str) -> str:
-    """The text on standard input without its last line break; ValueError if there is none."""
+    """Read standard input without its last line break; ValueError if it is empty."""
     try:
         text = "" if sys.stdin is None else sys.stdin.read(MOST_TEXT + 1)  # None: it is closed
     except UnicodeDecodeError as error:
@@ -113,7 +123,7 @@ def read_input(what: str) -> str:
 
 
 def check_choice(name: str, given: str, allowed: tuple[str, ...]) -> None:
-    """ValueError if an option has another value."""
+    """Raise ValueError if an option has another value."""
     if given not in allowed:
         raise ValueError(f"{name} {given}: allowed are {', '.join(allowed)}")
 
@@ -130,142 +140,31 @@ Draft = Annotated[
     str | None,
     Option(help='EAGLE draft: directory, hub id or "demo"', show_default="no draft"),
 ]
-NumSpeculativeTokens = Annotated[
-    str | None,
-    Option(
-        "--num-speculative-tokens",
-        "-k",
-        metavar="INTEGER|auto",
-        callback=num_drafts,
-        show_default="auto",
-        help="most drafts per round, at most 32; auto: 8, or 3 on a CPU",
-    ),
-]
-FixedDrafts = Annotated[
-    bool,
-    Option("--fixed-drafts", help="that many drafts in every round, not as many as pay"),
-]
-DraftTopK = Annotated[
-    int | None,
-    Option(
-        show_default="with -k auto as it pays, else 1",
-        help="1: chains; above 1: a tree of -k levels, in which as many nodes get as many children",
-    ),
-]
-NumDraftTokens = Annotated[
-    int | None,
-    Option(help="nodes of the tree to verify in a round", show_default="-k"),
-]
-DraftConfidenceThreshold = Annotated[
-    float | None,
-    Option(
-        metavar="PROBABILITY",
-        show_default="as it pays, or 0",
-        help="draft on only while the best paths are on average at least this probable; 0: always",
-    ),
-]
-MaxTokens = Annotated[int, Option(help="most tokens to generate")]
-Temperature = Annotated[float, Option(help="0 is greedy")]
-TopP = Annotated[
-    float | None, Option(help="keep the best tokens up to this mass", show_default="1.0")
-]
-TopK = Annotated[int | None, Option(help="keep this many tokens, 0 = all", show_default="0")]
-MinP = Annotated[
-    float | None,
-    Option(
-        help="keep tokens of at least this share of the best one's probability", show_default="0.0"
-    ),
-]
-Seed = Annotated[
-    int | None, Option(help="seed of the noise; -1 draws one", show_default="drawn and reported")
-]
 EngineSeed = Annotated[
-    int | None, Option(help="draws the seeds of requests", show_default="random")
+    int | None, Option(help=ABOUT["seed"].help, show_default=ABOUT["seed"].unset)
 ]
-RepetitionPenalty = Annotated[float, Option(help="divides logits of tokens in prompt and output")]
-Acceptance = Annotated[
-    str, Option(help="exact, rejection or block: how sampled drafts are accepted")
-]
-Stop = Annotated[list[str] | None, Option(help="a string that ends the text; may be repeated")]
-Dtype = Annotated[
-    str, Option(help="auto, float32, bfloat16 or float16; auto is float32 on the CPU")
-]
-Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N")]
-MaxModelLen = Annotated[int | None, Option(help="longest context", show_default="the target's")]
-MaxNumSeqs = Annotated[
-    int | None,
-    Option(help="most requests at a time", show_default="what the command needs"),
-]
-GpuMemoryUtilization = Annotated[
-    float | None, Option(help="share of a GPU's memory to use", show_default="0.9")
-]
-NoPrefixCaching = Annotated[
-    bool,
-    Option(
-        "--no-prefix-caching",
-        callback=lambda value: not value,
-        help="compute every prompt anew, even where another began the same way",
-    ),
-]
-EnforceEager = Annotated[bool, Option("--enforce-eager", help="capture no CUDA graphs")]
-GraphSizes = Annotated[
-    str | None, Option(help="request counts to capture rounds for: 1,2,4", callback=integers())
-]
-GraphTokenSizes = Annotated[
-    str | None,
-    Option(help="row counts to capture steps with prompts for: 256,1024", callback=integers()),
-]
-ServedModelNames = Annotated[
-    list[str] | None,
-    Option(
-        "--served-model-name",
-        help="what requests call the model; may be repeated",
-        show_default="TARGET",
-    ),
-]
-ChatTemplate = Annotated[
-    Path | None,
-    Option(callback=text_of, help="a file of Jinja text", show_default="the tokenizer's own"),
-]
-GenerationConfig = Annotated[str, Option(help="auto: sampling defaults of the checkpoint; none")]
-IgnoreUnknown = Annotated[
-    bool, Option("--ignore-unknown", help="ignore unknown fields of requests")
-]
-ServerMaxNumSeqs = Annotated[int | None, Option(help="most samples at a time", show_default="64")]
-MaxNumBatchedTokens = Annotated[
-    int | None, Option(help="tokens of prompts in a step", show_default="8192")
-]
-MaxPromptSlowdown = Annotated[
-    float | None,
-    Option(help="how many times as long prompts may make a step", show_default="1.8"),
-]
-NumKvBlocks = Annotated[int | None, Option(help="size of the cache in blocks of 64 tokens")]
+Dtype = Annotated[str, Option(help=ABOUT["dtype"].help)]
+Device = Annotated[str, Option(help=ABOUT["device"].help)]
+EnforceEager = Annotated[bool, Option("--enforce-eager", help=ABOUT["enforce_eager"].help)]
 Json = Annotated[bool, Option("--json", help="one JSON object on stdout and nothing else")]
-
-# the options that are arguments of LLM
-ENGINE = {"dtype", "device", "max_model_len", "enable_prefix_caching", "enforce_eager"}
-ENGINE |= {"cuda_graph_sizes", "cuda_graph_token_sizes"}
-ENGINE |= {"max_num_seqs", "gpu_memory_utilization"}
-ENGINE |= {"max_num_batched_tokens", "max_prompt_slowdown", "num_kv_blocks"}
 
 
 def options_of(kind: type[Options], given: Mapping[str, object]) -> Options:
-    """Sort what was given: fields of `kind`, arguments of the engine, the rest for sampling.
+    """Sort what was given to a benchmark: fields of `kind`, arguments of the engine.
 
     engine: without None, so that a command may have its own defaults.
     """
     names = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
-    engine = {name: given[name] for name in given if name in ENGINE and given[name] is not None}
-    sampling = {name: given[name] for name in given if name not in names and name not in ENGINE}
-    values = {**given, "engine": engine, "sampling": sampling}
+    engine = {name: given[name] for name in given if name in ABOUT and given[name] is not None}
+    values = {**given, "engine": engine}
     return kind(**{name: _typed(values[name], names[name]) for name in names if name in values})
 
 
 def wording_of(context: Context) -> Wording:
-    """For errors of the command that was called."""
+    """Return the words for errors of the command that was called."""
     return Wording.of(context.command.params, context.params["max_model_len"] is not None)
 
 
 def _typed(value: object, kind: object) -> object:
-    """A path as one: some versions of Typer leave a context's paths as text."""
+    """Make a path of text: some versions of Typer leave a context's paths as text."""
     return Path(value) if isinstance(value, str) and kind in (Path, Path | None) else value

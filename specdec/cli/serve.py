@@ -1,69 +1,45 @@
-"""`specdec serve`: its options, and what it refuses before it imports torch."""
+"""`specdec serve`: what it refuses before it imports torch, and its log."""
 
 import json
 import logging
 import os
-from dataclasses import dataclass
-from pathlib import Path
 from socket import socket
 
+from specdec.arguments import from_mapping
 from specdec.cli.before_torch import check_models
-from specdec.cli.generate import DraftOptions, speculation_of
+from specdec.cli.choices import BatchOptions, ServeOptions
 from specdec.cli.options import check_choice
+from specdec.cli.speculation import draft_of
 from specdec.requests.chat_format import ChatFormat
 from specdec.requests.chat_template import check_template
 from specdec.serve.http.address import listen
-from specdec.serve.http.options import is_api_key
+from specdec.serve.http.options import ServerOptions, is_api_key
 from specdec.serve.http.tools.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 
-GENERATION_CONFIGS = ("auto", "none")
 LOG_FORMATS = ("text", "json")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions(DraftOptions):
-    """Holds the command's options; see ServerOptions."""
-
-    host: str
-    port: int
-    api_key: str | None
-    served_model_names: list[str] | None
-    chat_template: str | None
-    generation_config: str
-    allowed_origins: list[str] | None
-    allowed_hosts: list[str] | None
-    max_waiting: int
-    record: Path | None
-    ignore_unknown: bool
-    trust_request_chat_template: bool
-    allow_priority: bool
-    shutdown_timeout: float
-    log_format: str
-    tool_call_parser: str
-    reasoning_parser: str
-    parse_special: bool
 
 
 def checked_address(options: ServeOptions) -> socket:
     """Take the address; ValueError for anything that can be known to be wrong by now."""
-    _check(options)
-    set_up_server_logging(options.log_format)
-    speculation_of(options)
-    check_models(options.target, options.draft, options.engine)
-    return listen(options.host, options.port)
-
-
-def _check(options: ServeOptions) -> None:
+    server = server_options(options)
     # typer takes an empty variable for none, which would open a server that was meant to be locked
-    key = os.environ.get("SPECDEC_API_KEY") if options.api_key is None else options.api_key
+    key = os.environ.get("SPECDEC_API_KEY") if server.api_key is None else server.api_key
     if key is not None and not is_api_key(key):
         raise ValueError("--api-key: give a key of ASCII characters, or leave it out")
-    check_choice("--generation-config", options.generation_config, GENERATION_CONFIGS)
     check_choice("--log-format", options.log_format, LOG_FORMATS)
-    check_choice("--tool-call-parser", options.tool_call_parser, TOOL_CALL_PARSERS)
-    check_choice("--reasoning-parser", options.reasoning_parser, REASONING_PARSERS)
-    ChatFormat(chat_template=options.chat_template)
-    check_template(options.chat_template)
+    check_choice("--tool-call-parser", server.tool_call_parser, TOOL_CALL_PARSERS)
+    check_choice("--reasoning-parser", server.reasoning_parser, REASONING_PARSERS)
+    set_up_server_logging(options.log_format)
+    check_models(options.target, draft_of(options.speculation))
+    return listen(server.host, options.port)
+
+
+def server_options(options: ServeOptions | BatchOptions) -> ServerOptions:
+    """Build the server's config, and check its chat template."""
+    server = from_mapping(ServerOptions, {"model_names": (options.target,), **options.server})
+    ChatFormat(chat_template=server.chat_template)
+    check_template(server.chat_template)
+    return server
 
 
 def set_up_server_logging(log_format: str) -> None:

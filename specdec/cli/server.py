@@ -6,10 +6,10 @@ import sys
 from functools import partial
 from socket import socket
 
+from specdec.cli.choices import ServeOptions
 from specdec.cli.errors import set_up_logging
-from specdec.cli.generate import speculation_of
 from specdec.cli.headline import say_what_runs
-from specdec.cli.serve import ServeOptions, set_up_server_logging
+from specdec.cli.serve import server_options, set_up_server_logging
 from specdec.serve.engine_process import EngineStart
 from specdec.serve.http.gate import LOOPBACK
 from specdec.serve.http.options import ServerOptions
@@ -20,17 +20,17 @@ from specdec.serve.worker_process import WorkerProcess
 
 def run_server(options: ServeOptions, address: socket, worker: WorkerProcess) -> None:
     """Load and serve at an address that was taken. worker: the process for the engine."""
-    port = address.getsockname()[1]
+    chosen, port = server_options(options), address.getsockname()[1]
     start = EngineStart(
         model=options.target,
-        speculative_config=speculation_of(options),
+        speculative_config=options.speculation,
         options=options.engine,
         set_up=partial(_set_up_engine, options.log_format),
         loaded=say_what_runs,
     )
     with ProcessLLM(start, worker) as llm:
-        server = Server(llm, _server_options(options), partial(_announce, options, port))
-        _say_what_is_special(options, server)
+        server = Server(llm, chosen, partial(_announce, chosen, port))
+        _say_what_is_special(chosen, server)
         server.run(sockets=[address])
     if server.has_lost_engine:  # so that what watches the server starts it again
         raise SystemExit(1)
@@ -42,28 +42,7 @@ def _set_up_engine(log_format: str) -> None:
     set_up_server_logging(log_format)
 
 
-def _server_options(options: ServeOptions) -> ServerOptions:
-    return ServerOptions(
-        host=options.host,
-        model_names=tuple(options.served_model_names or [options.target]),
-        api_key=options.api_key,
-        chat_template=options.chat_template,
-        use_generation_config=options.generation_config == "auto",
-        allowed_origins=tuple(options.allowed_origins or ()),
-        allowed_hosts=tuple(options.allowed_hosts or ()),
-        max_waiting=options.max_waiting,
-        record=options.record,
-        ignore_unknown=options.ignore_unknown,
-        trust_request_chat_template=options.trust_request_chat_template,
-        allow_priority=options.allow_priority,
-        shutdown_timeout=options.shutdown_timeout,
-        tool_call_parser=options.tool_call_parser,
-        reasoning_parser=options.reasoning_parser,
-        parse_special=options.parse_special,
-    )
-
-
-def _say_what_is_special(options: ServeOptions, server: Server) -> None:
+def _say_what_is_special(options: ServerOptions, server: Server) -> None:
     """Name defaults that come from the checkpoint, and what an operator should know."""
     defaults = server.application.defaults
     if defaults:
@@ -80,10 +59,10 @@ def _say_what_is_special(options: ServeOptions, server: Server) -> None:
         print(f"warning: {options.host} is open to all, without an --api-key", file=sys.stderr)
 
 
-def _announce(options: ServeOptions, port: int) -> None:
+def _announce(options: ServerOptions, port: int) -> None:
     host = "127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    name = (options.served_model_names or [options.target])[0]
+    name = options.model_names[0]
     body = json.dumps({"model": name, "prompt": "def f(x):", "temperature": 0})
     print(f"serving {name} at {url}/v1 (Ctrl-C stops)", file=sys.stderr)
     print(f"playground: {url}/", file=sys.stderr)

@@ -1,19 +1,18 @@
 """`specdec verify`: force the target's text through the draft, print agreement per position."""
 
 import json
-from dataclasses import dataclass
 
 import specdec
 from specdec.cli.agreement import Agreement, measure_agreement
 from specdec.cli.before_torch import check_models
+from specdec.cli.choices import VerifyOptions
 from specdec.cli.figures import COLUMNS
 from specdec.cli.generate import note_seed
 from specdec.cli.headline import say_what_runs
+from specdec.cli.speculation import speculation_of
 from specdec.cli.verdict import HEALTHY, SOURCES, Verdict, judge
-from specdec.options import EngineOptions
 from specdec.requests.chat_format import ChatFormat
 from specdec.requests.tokenizer import Tokenizer
-from specdec.speculative_config import SpeculativeConfig
 from weights.report import wrapped
 
 NUM_KV_BLOCKS = 256  # enough for many short requests
@@ -34,19 +33,6 @@ QUESTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyOptions:
-    """Holds what `verify` is given. engine: arguments of LLM."""
-
-    target: str
-    draft: str
-    num_speculative_tokens: int
-    max_tokens: int
-    seed: int | None
-    engine: EngineOptions
-    json: bool
-
-
 def run_verify(options: VerifyOptions) -> None:
     """Load, check, print; exit code 1 if the draft does not work."""
     if options.num_speculative_tokens < 1:
@@ -54,14 +40,16 @@ def run_verify(options: VerifyOptions) -> None:
             f"--num-speculative-tokens {options.num_speculative_tokens}: a draft that proposes "
             "nothing cannot be checked; give at least 1"
         )
-    speculation = SpeculativeConfig(options.draft, options.num_speculative_tokens, adaptive=False)
-    engine: EngineOptions = {"seed": options.seed, **options.engine}
+    K = options.num_speculative_tokens
+    chosen = {"num_speculative_tokens": K, "adaptive": False, **options.draft_options}
+    speculation = speculation_of({"model": options.draft, **chosen})
+    engine = options.engine
     if "gpu_memory_utilization" not in engine:  # which sets the size of the cache too
-        engine["num_kv_blocks"] = NUM_KV_BLOCKS
+        engine = {**engine, "num_kv_blocks": NUM_KV_BLOCKS}
     check_models(options.target, options.draft, engine)
     llm = specdec.LLM(options.target, speculative_config=speculation, **engine)
     say_what_runs(llm)
-    note_seed(options.seed, temperature=0)
+    note_seed(engine.get("seed"), temperature=0)
     agreement = measure_agreement(llm, check_prompts(llm), options.max_tokens)
     verdict = judge(agreement)
     print(json.dumps(as_json(agreement, verdict)) if options.json else report(agreement, verdict))
@@ -70,7 +58,7 @@ def run_verify(options: VerifyOptions) -> None:
 
 
 def check_prompts(llm: "specdec.LLM") -> list[str | list[int]]:
-    """Ask a target that was trained on conversations, as its head was; else begin code."""
+    """Choose questions for a target that was trained on conversations, else code."""
     if not tells_roles_apart(llm.tokenizer):
         return list(CODE_STARTS)
     return [
@@ -79,7 +67,7 @@ def check_prompts(llm: "specdec.LLM") -> list[str | list[int]]:
 
 
 def tells_roles_apart(tokenizer: Tokenizer) -> bool:
-    """Say whether a chat template writes a question and the same text as an answer differently."""
+    """Say whether a chat template writes a question and an answer of the same text differently."""
     if not tokenizer.has_chat_template:
         return False
     form = ChatFormat(add_generation_prompt=False)
@@ -92,7 +80,7 @@ def tells_roles_apart(tokenizer: Tokenizer) -> bool:
 
 
 def report(agreement: Agreement, verdict: Verdict) -> str:
-    """Show agreement per position, as aligned lines, and the verdict; in 60 columns."""
+    """Write agreement per position as aligned lines of 60 columns, and the verdict."""
     mean = agreement.acceptance.mean_acceptance_length
     length = "none" if mean is None else f"{mean:.2f}"
     num_repeated = agreement.num_repeated
@@ -125,7 +113,7 @@ def _percent(rate: float | None) -> str:
 
 
 def as_json(agreement: Agreement, verdict: Verdict) -> dict[str, object]:
-    """Return the figures for programs."""
+    """Collect the figures of the report for programs."""
     return {
         "works": verdict.works,
         "verdict": verdict.text,

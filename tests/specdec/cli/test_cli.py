@@ -328,6 +328,17 @@ def test_chat_without_a_template_says_how_to_give_one(run, bare_target):
     assert (code, words in err) == (2, True)
 
 
+def test_chat_takes_the_template_of_another_tokenizer(run, bare_target, monkeypatch):
+    answers = []
+    for target in (("demo",), (str(bare_target), "--tokenizer", "demo")):
+        monkeypatch.setattr(sys, "stdin", StringIO(PROMPT))
+        answers.append(run("chat", *target, "--max-tokens", "8")[:2])
+
+    assert answers[0] == answers[1]
+    assert answers[0][0] == 0
+    assert answers[0][1].strip()
+
+
 def test_a_checkpoint_error_is_a_message_too(run, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     code, _, err = run("generate", str(tmp_path), "x")

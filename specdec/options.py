@@ -1,6 +1,7 @@
 """The keyword arguments of LLM and AsyncLLM, for type checkers and editors.
 
-Names, types and defaults are those of EngineConfig, which checks the values (a test compares both).
+Names, types and defaults are those of EngineConfig, which checks the values. EngineOptions is
+generated from it, since type checkers read the text.
 """
 
 import inspect
@@ -18,8 +19,9 @@ Function = TypeVar("Function", bound=Callable[..., None])
 
 
 class EngineOptions(TypedDict, total=False):
-    """See EngineConfig."""
+    """Types the fields of EngineConfig, which describe the options."""
 
+    # generated: python -m scripts.write_options
     dtype: str
     device: object
     max_model_len: int | None
@@ -55,6 +57,7 @@ class EngineOptions(TypedDict, total=False):
     task: str
     distributed_executor_backend: str | None
     block_size: int | None
+    # end of generated
 
 
 def with_signature(create: Function) -> Function:
@@ -70,7 +73,7 @@ def with_signature(create: Function) -> Function:
 @refusing_unknown(ENGINE)
 @dataclass(frozen=True, slots=True)
 class AsyncEngineArgs(EngineConfig):
-    """The arguments of AsyncLLM, checked, for AsyncLLM.from_engine_args as in vLLM."""
+    """Holds the arguments of AsyncLLM, checked, for AsyncLLM.from_engine_args as in vLLM."""
 
     model: str | Path
     speculative_config: SpeculativeConfig | Mapping[str, object] | None = None
@@ -84,6 +87,6 @@ class AsyncEngineArgs(EngineConfig):
 
     @property
     def options(self) -> EngineOptions:
-        """Those beside model and speculative_config."""
+        """Return the arguments of the engine, without model and speculative_config."""
         values = {each.name: getattr(self, each.name) for each in fields(EngineConfig)}
         return cast(EngineOptions, values)

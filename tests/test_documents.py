@@ -24,7 +24,6 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCUMENTS = [README, *sorted(ROOT.glob("CONTRIBUTING.md")), *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [file.relative_to(ROOT).as_posix() for file in DOCUMENTS]
-GENERATED = {"docs/options.md"}  # may be missing until it is written by its script
 PEERS = "benchmarks/2026-11-27-h100-vllm-0.33.json"
 NEEDS = {"gpu", "net", "ray", "terminal", "minutes", "container engine"}
 URL = "http://127.0.0.1:8000"
@@ -182,12 +181,10 @@ def test_links_and_file_names_lead_somewhere(name):
         if file.startswith("https:"):
             continue
         target = (here / file).resolve() if file else ROOT / name
-        if not target.exists() and target.relative_to(ROOT).as_posix() in GENERATED:
-            continue
         assert target.exists(), file
         assert not anchor or anchor in _anchors(target), f"{file}#{anchor}"
     paths = rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)`"
-    quoted = set(re.findall(paths, prose(name))) - GENERATED
+    quoted = set(re.findall(paths, prose(name)))
     assert [each for each in quoted if not (ROOT / each).exists()] == []
     files = set(re.findall(r"`([\w-]+\.(?:py|md|json|jsonl|sh|txt))`", prose(name))) - OF_USERS
     inside = (file.name for folder in FOLDERS for file in (ROOT / folder).rglob("*.*"))

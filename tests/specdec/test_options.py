@@ -13,9 +13,11 @@ import pytest
 import torch
 from huggingface_hub.errors import OfflineModeIsEnabled
 
+from scripts.write_options import generated, page
 from specdec import LLM, AsyncLLM, SpeculativeConfig
 from specdec.config import EngineConfig
-from specdec.options import EngineOptions
+from specdec.options import AsyncEngineArgs, EngineOptions
+from specdec.serve.http.options import ServerOptions
 from specdec.start import device as device_module
 from specdec.start.device import advise_threads
 from specdec.start.load import _directories
@@ -38,7 +40,19 @@ def test_the_types_name_every_option_of_an_engine():
     assert get_type_hints(EngineOptions) == get_type_hints(EngineConfig)
 
 
-@pytest.mark.parametrize("owner", [LLM, AsyncLLM])
+def test_what_is_generated_of_the_options_is_up_to_date():
+    stale = [file.name for file, text in generated().items() if file.read_text() != text]
+    assert stale == [], "run python -m scripts.write_options"
+
+
+@pytest.mark.parametrize("config", [EngineConfig, SpeculativeConfig, ServerOptions])
+def test_the_documentation_has_a_row_for_every_option(config):
+    lines = page().splitlines()
+    for each in fields(config):
+        assert [line.startswith(f"| `{each.name}` |") for line in lines].count(True) in (1, 2)
+
+
+@pytest.mark.parametrize("owner", [LLM, AsyncLLM, AsyncEngineArgs])
 def test_help_shows_each_option_with_its_default(owner):
     shown = inspect.signature(owner).parameters
     assert list(shown)[:2] == ["model", "speculative_config"]

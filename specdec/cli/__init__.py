@@ -16,6 +16,7 @@ import specdec
 from specdec.cli import options as shared
 from specdec.cli.choices import (
     BatchOptions,
+    BenchChoices,
     ChatOptions,
     GenerateOptions,
     ServeOptions,
@@ -24,6 +25,7 @@ from specdec.cli.choices import (
 from specdec.cli.command import command
 from specdec.cli.errors import BENCH_SERVE, run_command
 from specdec.cli.extras import require_extra
+from specdec.options import EngineOptions
 
 app = Typer(
     help="Text from a target model with an EAGLE draft, equal to plain decoding bit for bit.",
@@ -153,154 +155,20 @@ def batch(options: BatchOptions) -> None:
     run_batch_on_ray(options)
 
 
-SUITES = (
-    "protocol, rounds, exactness, context, products, loop, noise, trees, requests, first_token, "
-    "cold; with commas; or all"
-)
-
-
-@app.command(short_help="Measure speed beside plain decoding.")
-def bench(
-    context: Context,
-    target: Annotated[
-        str, Argument(metavar="TARGET", help='directory, hub id, or "demo", the bundled pair')
-    ] = "demo",
-    draft: Annotated[
-        str | None, Option(help="EAGLE draft", show_default='"demo" for "demo", else none')
-    ] = None,
-    suite: Annotated[str, Option(help=SUITES)] = "protocol",
-    ks: Annotated[
-        str | None,
-        Option(
-            "--num-speculative-tokens",
-            "-k",
-            callback=shared.integers(0, 32),
-            help="values of K; 0, plain decoding, is always one",
-            show_default="0,3,5",
-        ),
-    ] = None,
-    batches: Annotated[
-        str | None,
-        Option(
-            "--batch",
-            callback=shared.integers(1, 4096),
-            help="requests at a time",
-            show_default="1,8,32 on a GPU, 1 on a CPU",
-        ),
-    ] = None,
-    contexts: Annotated[
-        str | None,
-        Option(
-            callback=shared.integers(1, 1 << 24),
-            help="prompt lengths of the suites context and exactness",
-            show_default="six, from 256 to 32768",
-        ),
-    ] = None,
-    trees: Annotated[
-        str | None,
-        Option(
-            callback=shared.trees,
-            help="of the suites trees and context: rows x levels x top_k, as in 8x6x4,16x6x4",
-            show_default="eight, of the suite trees",
-        ),
-    ] = None,
-    temperatures: Annotated[
-        str | None,
-        Option(
-            callback=shared.floats(0.0, 100.0),
-            help="of the suites loop, noise and trees",
-            show_default="0,0.8, and 0,0.7,1 of trees",
-        ),
-    ] = None,
-    thresholds: Annotated[
-        str | None,
-        Option(
-            callback=shared.floats(-1.0, 1.0),
-            help="of the suite trees: below which drafts stop, -1: never",
-            show_default="five greedy, else 0.2",
-        ),
-    ] = None,
-    num_prompts: Annotated[int, Option(min=1, max=4096, help="prompts at the small batches")] = 8,
-    prompts: Annotated[
-        Path | None,
-        Option(exists=True, help="JSON file", show_default="prompts.json beside the target"),
-    ] = None,
-    max_tokens: Annotated[int, Option(min=2, help="tokens of each answer")] = 160,
-    repeats: Annotated[
-        int,
-        Option(
-            min=1, help="whole runs, the best of which counts; the suite loop has a row for each"
-        ),
-    ] = 2,
-    num_rounds: Annotated[int, Option(min=1, help="rounds timed by the device's clock")] = 30,
-    rounds_of_memory: Annotated[
-        int | None,
-        Option(min=1, help="rounds after which the suite cold reads memory", show_default="1000"),
-    ] = None,
-    max_seconds: Annotated[
-        float | None, Option(min=0, help="begin nothing more after this many seconds")
-    ] = None,
-    seed: shared.EngineSeed = None,
-    dtype: shared.Dtype = "auto",
-    device: shared.Device = "auto",
-    max_model_len: Annotated[
-        int | None,
-        Option(
-            min=2,
-            max=1 << 24,
-            help="longest context, where a suite does not set it",
-            show_default="4096",
-        ),
-    ] = None,
-    max_num_seqs: Annotated[
-        int | None,
-        Option(
-            min=1, max=4096, help="request rows of each engine", show_default="the largest batch"
-        ),
-    ] = None,
-    gpu_memory_utilization: Annotated[
-        float | None,
-        Option(
-            help="share of a GPU's memory to use in the suite cold; the others take what they need",
-            show_default="0.9",
-        ),
-    ] = None,
-    enforce_eager: shared.EnforceEager = False,
-    adaptive: Annotated[
-        bool | None, Option("--adaptive", help="loads with as many drafts as pay, too; on a GPU")
-    ] = None,
-    chains: Annotated[
-        bool | None, Option("--chains", help="with --adaptive: chains alone, no draft trees")
-    ] = None,
-    ramp: Annotated[
-        bool | None,
-        Option("--ramp", help="in the suite loop: a load that rises and falls, in place of others"),
-    ] = None,
-    json: Annotated[Path | None, Option(help="write the last line's JSON to a file too")] = None,
-    charts: Annotated[
-        Path | None, Option(help="directory for PNG charts (needs matplotlib)")
-    ] = None,
-) -> None:
+@command(app, "Measure speed beside plain decoding.")
+def bench(options: BenchChoices) -> None:
     """Measure speed beside plain decoding in one process; refuse figures where outputs differ."""
     from specdec.cli.before_torch import check_models
     from specdec.cli.bench_options import refuse_unread
     from specdec.cli.extras import check_outputs
 
-    draft = draft or ("demo" if target == "demo" else None)
-    suites = tuple(suite.split(","))
-    refuse_unread(suites, draft, context.params)
-    check_outputs(json, charts)
-    check_models(target, draft, {"dtype": dtype, "device": device})
-    from specdec.bench.bench import BenchOptions
-    from specdec.cli.bench import BenchCommand, default_batches, run_bench
+    refuse_unread(options)
+    check_outputs(options.json, options.charts)
+    engine: EngineOptions = {"dtype": options.dtype, "device": options.device}
+    check_models(options.target, options.eagle, engine)
+    from specdec.cli.bench import run_bench
 
-    given = {name: value for name, value in context.params.items() if value is not None}
-    options = shared.options_of(BenchOptions, {"batches": default_batches(device), **given})
-    paths = {"prompts": prompts, "json": json, "charts": charts}
-    rest = {"command": context.obj, "draft": draft, "suites": suites, "options": options}
-    rest["seed"] = seed
-    rest["wording"] = shared.wording_of(context)
-    run_bench(shared.options_of(BenchCommand, {**given, **paths, **rest}))
+    run_bench(options)
 
 
 @app.command(BENCH_SERVE, short_help="Measure a server under load.")

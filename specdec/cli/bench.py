@@ -5,8 +5,8 @@ import platform
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 import torch
 
@@ -17,30 +17,11 @@ from specdec.bench.pair import EngineSpec, Pair, load_pair
 from specdec.bench.report import card_lines, tables
 from specdec.bench.suites import SUITES
 from specdec.cli.bench_options import chosen
+from specdec.cli.choices import BenchChoices
 from specdec.cli.generate import note_seed
 from specdec.cli.threads import choose_threads
-from specdec.cli.wording import Wording
 
 THREADS_LEN = 128  # context of the engine that chooses the number of threads
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchCommand:
-    """command: the whole command line. json, charts: where to write."""
-
-    command: str
-    target: str
-    draft: str | None
-    suites: tuple[str, ...]
-    options: BenchOptions
-    prompts: Path | None
-    dtype: str
-    device: str
-    seed: int | None
-    wording: Wording
-    engine: Mapping[str, object]
-    json: Path | None
-    charts: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +41,15 @@ def default_batches(device: str) -> tuple[int, ...]:
     return (1, 8, 32) if is_gpu else (1,)
 
 
-def run_bench(command: BenchCommand) -> None:
+def run_bench(command: BenchChoices) -> None:
     """Measure, print, write. Exit code 1 if outputs differ or a suite fails."""
     names = chosen(command.suites)
     pair = _load(command)
     bandwidth = measure_bandwidth(pair.device)
-    bench = Bench(pair, bandwidth, command.options)
+    bench = Bench(pair, bandwidth, suite_options(command))
     machine = {"host": platform.machine(), "date": time.strftime("%Y-%m-%d")}
-    lengths = {"max_model_len": command.options.model_len}
-    settings = {**asdict(command.options), **lengths, **machine}
+    lengths = {"max_model_len": bench.options.model_len}
+    settings = {**asdict(bench.options), **lengths, **machine}
     found = Found(command.command, card(pair, bandwidth, **settings))
     print(card_lines(found.card), flush=True)
     for name in names:
@@ -78,12 +59,20 @@ def run_bench(command: BenchCommand) -> None:
     _finish(command, bench, found)
 
 
-def _load(command: BenchCommand) -> Pair:
-    names = ("enforce_eager", "gpu_memory_utilization")
-    engine = {name: command.engine[name] for name in names if name in command.engine}
+def suite_options(command: BenchChoices) -> BenchOptions:
+    """Collect what was given; the rest is left to the suites."""
+    values = {each.name: getattr(command, each.name) for each in fields(BenchOptions)}
+    given = {name: value for name, value in values.items() if value is not None}
+    return BenchOptions(**{"batches": default_batches(command.device), **given})
+
+
+def _load(command: BenchChoices) -> Pair:
+    engine: dict[str, Any] = {"enforce_eager": command.enforce_eager}
+    if command.gpu_memory_utilization is not None:
+        engine["gpu_memory_utilization"] = command.gpu_memory_utilization
     pair = load_pair(
         command.target,
-        command.draft,
+        command.eagle,
         command.device,
         command.dtype,
         command.prompts,
@@ -91,7 +80,7 @@ def _load(command: BenchCommand) -> Pair:
         **engine,
     )
     note_seed(command.seed, temperature=0)
-    K = max(command.options.ks) if pair.eagle is not None else 0
+    K = max(suite_options(command).ks) if pair.eagle is not None else 0
     spec = EngineSpec(num_speculative_tokens=K, max_num_seqs=1, max_model_len=THREADS_LEN)
     if pair.device.type == "cpu":
         choose_threads(pair.engine(spec).runner)
@@ -99,7 +88,7 @@ def _load(command: BenchCommand) -> Pair:
     return pair
 
 
-def _run_suite(name: str, bench: Bench, found: Found, command: BenchCommand) -> None:
+def _run_suite(name: str, bench: Bench, found: Found, command: BenchChoices) -> None:
     """Report a suite that fails, with the rows that it has; the others still run."""
     start = time.monotonic()
     rows = found.suites[name] = []
@@ -120,7 +109,7 @@ def _run_suite(name: str, bench: Bench, found: Found, command: BenchCommand) -> 
     print(f"\n{name} ({found.seconds[name]:.0f} s): {what}\n{text}", flush=True)
 
 
-def _save(command: BenchCommand, bench: Bench, found: Found) -> None:
+def _save(command: BenchChoices, bench: Bench, found: Found) -> None:
     """Write the whole file after each row: the run may be cut short at any time."""
     if command.json is not None:
         partial = command.json.with_name(command.json.name + ".partial")
@@ -144,14 +133,14 @@ def _whole(bench: Bench, found: Found) -> object:
     )
 
 
-def _finish(command: BenchCommand, bench: Bench, found: Found) -> None:
+def _finish(command: BenchChoices, bench: Bench, found: Found) -> None:
     """Draw charts, say what went wrong, print the line of JSON, set the exit code."""
     if command.charts is not None:
         charts = draw_charts(found.suites, command.charts, caption([found.card]))
         print(*(f"chart: {path}" for path in charts), sep="\n")
     if bench.skipped:
         skipped = "; ".join(bench.skipped)
-        limit = command.options.max_seconds
+        limit = bench.options.max_seconds
         print(f"\nleft out{'' if limit is None else f', --max-seconds {limit}'}: {skipped}")
     names = ("context", "loop", "noise", "trees")
     apart = [row for name in names for row in found.suites.get(name, [])]

@@ -1,9 +1,6 @@
 """Which suites a run of bench has, and which options none of them would read."""
 
-from collections.abc import Mapping
-from typing import cast
-
-from specdec.cli import SUITES
+from specdec.cli.choices import SUITES, BenchChoices
 from specdec.sizes import TreeShape
 
 LOADS = ("loop", "noise")
@@ -49,26 +46,26 @@ def chosen(names: tuple[str, ...]) -> list[str]:
     return [name for name in known if name in names or "all" in names]
 
 
-def refuse_unread(suites: tuple[str, ...], draft: str | None, given: Mapping[str, object]) -> None:
+def refuse_unread(given: BenchChoices) -> None:
     """Refuse options that no suite of this run would read, or that contradict it."""
-    if draft is None and any(cast(list[int], given["ks"] or [])):
+    if given.eagle is None and any(given.ks or ()):
         raise ValueError(
-            f"--num-speculative-tokens {_shown(given['ks'])} without a draft: give --draft too"
+            f"--num-speculative-tokens {_shown(given.ks)} without a draft: give --draft too"
         )
-    if draft is None and given["trees"] is not None:
+    if given.eagle is None and given.trees is not None:
         raise ValueError("--trees without a draft: give --draft too")
-    names = chosen(suites)
+    names = chosen(given.suites)
     for option, readers in READERS.items():
-        if given[option] is not None and not set(readers) & set(names):
+        if getattr(given, option) is not None and not set(readers) & set(names):
             which = ", ".join(readers)
             only = f"the suite {which} alone: give --suite {which} too"
             some = f"the suites {which}: give one of them too"
             raise ValueError(
                 f"{_option(option, given)} is for {only if len(readers) == 1 else some}"
             )
-    if given["chains"] and not given["adaptive"]:
+    if given.chains and not given.adaptive:
         raise ValueError("--chains without --adaptive, whose drafts may be trees: give both")
-    if given["enforce_eager"]:
+    if given.enforce_eager:
         for name in OF_GRAPHS:
             if name in names:
                 raise ValueError(
@@ -77,19 +74,18 @@ def refuse_unread(suites: tuple[str, ...], draft: str | None, given: Mapping[str
     _check_rows(given)
 
 
-def _check_rows(given: Mapping[str, object]) -> None:
+def _check_rows(given: BenchChoices) -> None:
     """Refuse an engine with fewer rows than the requests of a batch."""
-    rows = given["max_num_seqs"]
-    batches = cast(list[int], given["batches"] or [1])
-    if isinstance(rows, int) and rows < max(batches):
+    rows, batches = given.max_num_seqs, given.batches or [1]
+    if rows is not None and rows < max(batches):
         raise ValueError(
             f"--max-num-seqs {rows} with --batch {_shown(batches)}: give at least {max(batches)}"
         )
 
 
-def _option(name: str, given: Mapping[str, object]) -> str:
-    option = f"--{name.replace('_', '-')}"
-    return option if given[name] is True else f"{option} {_shown(given[name])}"
+def _option(name: str, given: BenchChoices) -> str:
+    option, value = f"--{name.replace('_', '-')}", getattr(given, name)
+    return option if value is True else f"{option} {_shown(value)}"
 
 
 def _shown(value: object) -> str:

@@ -5,7 +5,7 @@
 
 A field of type Annotated[T, EngineConfig] gets the options of EngineConfig that this command takes,
 checked, as keyword arguments without those that were left out. A dataclass as a type adds its
-fields, Annotated[T, Argument(...)] is typer's own, and Wording that of the command.
+fields, Annotated[T, Argument(...)] is typer's own, and Wording and CommandLine are the command's.
 """
 
 import inspect
@@ -13,25 +13,40 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
+from typing import Annotated, Any, NewType, TypeVar, cast, get_args, get_origin
 
 from typer import Argument, Context, Option, Typer
 
 from specdec.arguments import from_mapping
-from specdec.cli.options import check_choice, integers, num_drafts, pairs, text_of, wording_of
+from specdec.cli.options import (
+    check_choice,
+    floats,
+    integers,
+    num_drafts,
+    pairs,
+    text_of,
+    trees,
+    wording_of,
+)
 from specdec.cli.speculation import speculation_of
 from specdec.cli.wording import Wording
 from specdec.config import EngineConfig
 from specdec.described import Described, check_described, described
 from specdec.serve.http.options import ServerOptions
+from specdec.sizes import TreeShape
 from specdec.speculative_config import SpeculativeConfig
 
 Options = TypeVar("Options")
+CommandLine = NewType("CommandLine", str)  # the whole of it, without keys
 # what reads the text of an option of this type; the others are typer's own
 READERS: dict[object, Callable[..., object]] = {
     int | str: num_drafts,
-    Sequence[int] | None: integers(),
     Mapping[str, str] | None: pairs,
+    Sequence[TreeShape] | None: trees,
+}
+LISTS: dict[object, Callable[..., Callable[..., object]]] = {
+    Sequence[int] | None: integers,
+    Sequence[float] | None: floats,
 }
 
 
@@ -45,7 +60,8 @@ def command(
         kind = inspect.signature(run).parameters["options"].annotation
 
         def call(context: Context, **given: object) -> None:
-            run(_built(kind, name, given, wording_of(context)))
+            own: dict[object, object] = {Wording: wording_of(context), CommandLine: context.obj}
+            run(_built(kind, name, given, own))
 
         parameters = [Parameter("context", Parameter.KEYWORD_ONLY, annotation=Context)]
         parameters += _parameters(kind, name)
@@ -78,8 +94,10 @@ def _parameters(kind: Any, name: str) -> Iterator[Parameter]:
             yield from _parameters(each.type, name)
         elif each.name in own:
             yield _parameter(own[each.name], each.name, name)
-        elif each.type is not Wording:
-            yield Parameter(each.name, Parameter.KEYWORD_ONLY, annotation=each.type)
+        elif each.type not in (Wording, CommandLine):
+            default = Parameter.empty if each.default is MISSING else each.default
+            keyword = Parameter.KEYWORD_ONLY
+            yield Parameter(each.name, keyword, annotation=each.type, default=default)
 
 
 def _config_of(kind: object) -> Any:
@@ -99,8 +117,11 @@ def _parameter(each: Described, name: str, command: str) -> Parameter:
         default = next(word for word, value in each.words.items() if value == each.default)
     elif each.type == int | str:
         default, shown = None, str(each.default)  # so that it is known whether one was given
-    read = text_of if each.metavar == "FILE" else READERS.get(each.type)
-    rest: dict[str, Any] = {"help": each.help, "show_default": shown or True, "callback": read}
+    rest: dict[str, Any] = {
+        "help": each.help,
+        "show_default": shown or True,
+        "callback": _reader(each),
+    }
     if each.argument:
         default = ... if each.default is MISSING else default
         info = Argument(default, metavar=each.argument, **rest)
@@ -108,6 +129,15 @@ def _parameter(each: Described, name: str, command: str) -> Parameter:
         rest |= {"metavar": each.metavar, "envvar": each.envvar, "file_okay": kind != Path | None}
         info = Option(default, *filter(None, (each.flag, each.short)), **rest)
     return Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=info)
+
+
+def _reader(each: Described) -> Callable[..., object] | None:
+    """Choose what reads the text of an option, if that is not typer."""
+    if each.metavar == "FILE":
+        return text_of
+    if each.type in LISTS:
+        return LISTS[each.type](*(each.bounds or ()))
+    return READERS.get(each.type)
 
 
 def _kind(each: Described) -> object:
@@ -129,7 +159,9 @@ def _is_switch(each: Described) -> bool:
     return is_bool and "/" not in each.flag
 
 
-def _built(kind: Any, name: str, given: Mapping[str, object], wording: Wording) -> Any:
+def _built(
+    kind: Any, name: str, given: Mapping[str, object], of_command: Mapping[object, object]
+) -> Any:
     own = {each.name: each for each in described(kind)}
     values: dict[str, object] = {}
     for each in fields(kind):
@@ -138,11 +170,12 @@ def _built(kind: Any, name: str, given: Mapping[str, object], wording: Wording) 
             chosen = _chosen(taken_by(name, config), given)
             values[each.name] = _checked(config, chosen, get_args(each.type)[0])
         elif is_dataclass(each.type):
-            values[each.name] = _built(each.type, name, given, wording)
+            values[each.name] = _built(each.type, name, given, of_command)
         elif each.name in own:
             values[each.name] = _value(own[each.name], given[each.name])
         else:
-            values[each.name] = wording if each.type is Wording else given[each.name]
+            is_own = each.type in of_command
+            values[each.name] = of_command[each.type] if is_own else given[each.name]
     built = kind(**values)
     check_described(built)
     return built

@@ -10,15 +10,12 @@ from typer import Argument, CallbackParam, Context, Option
 
 from specdec.cli.user_files import MOST_TEXT, read_text
 from specdec.cli.wording import Wording
-from specdec.config import EngineConfig
-from specdec.described import described
 from specdec.sizes import TreeShape
 from specdec.speculative_config import AUTO
 
 Options = TypeVar("Options")
 Number = TypeVar("Number", int, float)
 STANDARD_INPUT = "-"  # as a prompt or a file
-ABOUT = {each.name: each for each in described(EngineConfig)}
 
 
 def integers(*bounds: int) -> Callable[[CallbackParam, str | None], list[int] | None]:
@@ -140,24 +137,13 @@ Draft = Annotated[
     str | None,
     Option(help='EAGLE draft: directory, hub id or "demo"', show_default="no draft"),
 ]
-EngineSeed = Annotated[
-    int | None, Option(help=ABOUT["seed"].help, show_default=ABOUT["seed"].unset)
-]
-Dtype = Annotated[str, Option(help=ABOUT["dtype"].help)]
-Device = Annotated[str, Option(help=ABOUT["device"].help)]
-EnforceEager = Annotated[bool, Option("--enforce-eager", help=ABOUT["enforce_eager"].help)]
 Json = Annotated[bool, Option("--json", help="one JSON object on stdout and nothing else")]
 
 
 def options_of(kind: type[Options], given: Mapping[str, object]) -> Options:
-    """Sort what was given to a benchmark: fields of `kind`, arguments of the engine.
-
-    engine: without None, so that a command may have its own defaults.
-    """
+    """Pick the fields of `kind` from what was given."""
     names = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
-    engine = {name: given[name] for name in given if name in ABOUT and given[name] is not None}
-    values = {**given, "engine": engine}
-    return kind(**{name: _typed(values[name], names[name]) for name in names if name in values})
+    return kind(**{name: _typed(given[name], names[name]) for name in names if name in given})
 
 
 def wording_of(context: Context) -> Wording:

@@ -26,7 +26,8 @@ from specdec.bench.rounds import steady, time_phases
 from specdec.bench.serving import first_difference
 from specdec.bench.timing import Spread, wrapped
 from specdec.bench.trees import NEVER
-from specdec.cli import SUITES, main
+from specdec.cli import main
+from specdec.cli.choices import SUITES
 from specdec.kernels.compilations import Compilations
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import TreeShape

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+import specdec.cli.bench as cli_bench
+from specdec.bench.bench import BenchOptions
 from specdec.cli import app
 from specdec.cli.command import parameter_name, taken_by
 from specdec.config import EngineConfig
 from specdec.described import ENGINES, Described, described
 from specdec.serve.http.options import ServerOptions
+from specdec.sizes import TreeShape
 from specdec.speculative_config import SpeculativeConfig
 
 CONFIGS = (EngineConfig, SpeculativeConfig, ServerOptions)
@@ -183,3 +186,15 @@ def test_a_value_that_cannot_be_is_refused_before_the_command_runs(run, chosen, 
     assert err.startswith("specdec: error: ")
     assert words in err
     assert chosen == []
+
+
+def test_bench_passes_on_what_it_is_given(run, monkeypatch):
+    found = []
+    monkeypatch.setattr(cli_bench, "run_bench", found.append)
+    words = "bench demo --suite trees -k 2,3 --trees 8x6x4 --thresholds 0.2 --batch 4 --json j"
+    assert run(*words.split()) == (0, "", "")
+    [given] = found
+    assert (given.command, given.eagle, given.json) == (f"specdec {words}", "demo", Path("j"))
+    chosen = {"ks": [2, 3], "thresholds": [0.2], "batches": [4]}
+    tree = TreeShape(num_levels=6, top_k=4, num_nodes=7)
+    assert cli_bench.suite_options(given) == BenchOptions(**chosen, trees=[tree])

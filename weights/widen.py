@@ -21,6 +21,9 @@ from torch import Tensor
 
 from weights.bars import ByteBar, size_text
 from weights.convert import write_whole
+from weights.errors import Problems
+from weights.fields import read_json_object
+from weights.files.guard import open_file
 from weights.widener import NAMES, Shape, Tensors, Widener, draft_tensors, target_shards
 
 CONTEXT = 131072  # tokens, for tests at length: the text there means nothing, the cost is real
@@ -144,14 +147,20 @@ def _check_empty(source: Path, out: Path) -> None:
 
 
 def _read(directory: Path, device: torch.device) -> Model:
+    problems = Problems(directory)
+    config = read_json_object(directory / "config.json", problems)
     files = sorted(directory.glob("*.safetensors"))
+    for file in files:  # a pipe would be waited for
+        stream = open_file(file, problems, fatal=True)
+        if stream is not None:
+            stream.close()
+    problems.raise_if_fatal()
     tensors: dict[str, Tensor] = {}
     for file in files:
         try:
             tensors |= load_file(file, str(device))
         except SafetensorError as error:
             raise ValueError(f"{file}: not read: {error}") from error
-    config: Config = json.loads((directory / "config.json").read_text())
     return config, tensors
 
 

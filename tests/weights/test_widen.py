@@ -1,5 +1,6 @@
 """The widened pair keeps the small one's tokens and acceptance, though every shape differs."""
 
+import os
 import shutil
 from contextlib import redirect_stderr
 from io import StringIO
@@ -15,6 +16,7 @@ from specdec import LLM, SamplingParams
 from specdec.cli import main
 from tests.reference import Reference
 from weights.demo import demo_directory
+from weights.errors import CheckpointError
 from weights.widen import MODELS, SHAPES
 from weights.widener import Shape, Widener, place_layers
 
@@ -120,6 +122,24 @@ def test_a_source_without_all_files_is_refused_before_anything_is_written(
     with pytest.raises(OSError, match=missing):
         widen_tiny(tmp_path / "source", tmp_path / "out")
     assert [file.name for file in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "more.safetensors"])
+def test_a_pipe_in_a_source_is_refused_and_not_waited_for(tmp_path, name):
+    shutil.copytree(demo_directory("target").parent, tmp_path / "source")
+    (tmp_path / "source" / "target" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "source" / "target" / name)
+    with pytest.raises(CheckpointError, match=f"{name}: not a file, a regular file is needed"):
+        widen_tiny(tmp_path / "source", tmp_path / "out")
+    assert [file.name for file in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"a": ' + "[" * 100 + "]" * 100 + "}"])
+def test_a_config_of_a_source_that_is_no_object_names_its_file(tmp_path, text):
+    shutil.copytree(demo_directory("target").parent, tmp_path / "source")
+    (tmp_path / "source" / "target" / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"(?s)source/target.*config\.json"):
+        widen_tiny(tmp_path / "source", tmp_path / "out")
 
 
 @pytest.mark.parametrize("part", ["target", "eagle3", "eagle1"])

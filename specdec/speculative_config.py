@@ -89,8 +89,8 @@ class SpeculativeConfig:
         "which the top_k best nodes of a level get top_k children each, and the num_draft_tokens "
         "most probable nodes of all levels are verified. Such trees need acceptance exact, a fixed "
         "number of levels and a max_num_seqs of at most 32, which is then its default. None: "
-        "chains, but where auto adapts, up to 8 requests at a time get trees of 8 levels, top_k 4 "
-        "and 15 nodes in the rounds in which these pay more",
+        "chains, but where auto adapts, up to 8 requests at a time get trees of top_k 4 in the "
+        "rounds in which these pay more: 15 nodes in 8 levels for one request, fewer for more",
         unset="with -k auto as it pays, else 1",
         bounds=(1, MOST_CHILDREN),
         flag="--draft-top-k",

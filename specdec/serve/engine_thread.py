@@ -119,6 +119,8 @@ class EngineThread:
     @property
     def silent_seconds(self) -> float:
         """Tell for how long it has made no progress, although there is something to do."""
+        if not self.is_running:  # a forked child has no thread to look at
+            return 0.0
         with self._lock:  # without it the thread might end meanwhile
             if self._is_over:
                 return 0.0

@@ -159,6 +159,7 @@ def test_an_answer_has_a_limit_of_time_even_if_the_engine_goes_on(llm, monkeypat
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_silent_until_it_goes_on(monkeypatch):
     monkeypatch.setattr(async_engine, "SILENT_SECONDS", 3.0)
     with ProcessLLM(start(draft=None)) as llm:

@@ -11,18 +11,19 @@ Every number of rows takes the same splits, which are chosen here and only here.
 
 import argparse
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from scripts.tuned_models import KNOWN_MODELS, known_products, random_products
 from specdec.kernels.tables import key_of, parse_table
-from specdec.kernels.tile_shapes import Product
+from specdec.kernels.tile_shapes import ROW_CLASSES, SPLITS, Product
 from specdec.kernels.tiles import gpu_name
 from specdec.tune.gpu_clock import GpuClock
-from specdec.tune.known_models import KNOWN_MODELS, known_products
-from specdec.tune.random_products import random_products
-from specdec.tune.report import HEAD, as_json, rule_over_tuned, table
-from specdec.tune.search import Tuning, splits_to_try
+from specdec.tune.report import HEAD, as_json, finite, table
+from specdec.tune.search import Measured, Tuning
 
 
 def parse_args() -> argparse.Namespace:
@@ -50,6 +51,30 @@ def products_of(args: argparse.Namespace) -> list[Product]:
         return list(parse_table(text, "--shapes", "give KIND:NxK")[""])
     names = args.models.split(",") if args.models else list(KNOWN_MODELS)
     return list(dict.fromkeys(p for name in names for p in known_products(name)))
+
+
+def splits_to_try(product: Product) -> tuple[int, ...]:
+    """List the splits to try for the shipped table; each part of K must be worth a program."""
+    can_split = product.kind == "split"
+    return tuple(n for n in SPLITS if n == 1 or (can_split and 512 * n <= product.K))
+
+
+def rule_over_tuned(found: Sequence[Measured]) -> dict[str, float | None]:
+    """Compare the rule with tuning: geometric means by row class and overall, and the worst.
+
+    None where the rule's tiles did not run.
+    """
+
+    def mean(ratios: Sequence[float]) -> float | None:
+        return finite(math.exp(sum(map(math.log, ratios)) / len(ratios)))
+
+    by_class = {
+        rows: [m.rows[rows].rule_us / m.rows[rows].us for m in found if rows in m.rows]
+        for rows in ROW_CLASSES
+    }
+    every = [ratio for ratios in by_class.values() for ratio in ratios]
+    means = {str(rows): mean(ratios) for rows, ratios in by_class.items() if ratios}
+    return means | {"overall": mean(every), "worst": finite(max(every))}
 
 
 def main() -> None:

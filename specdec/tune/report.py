@@ -1,10 +1,8 @@
 """The table and the JSON of what tuning found."""
 
 import math
-from collections.abc import Sequence
 
 from specdec.kernels.tables import key_of
-from specdec.kernels.tile_shapes import ROW_CLASSES
 from specdec.tune.search import Measured
 
 HEAD = f"{'product':<20} {'splits':>6} {'rows':>5} {'by rule':>10} {'tuned':>10} {'cuBLAS':>10}"
@@ -24,7 +22,7 @@ def as_json(measured: Measured) -> dict[str, object]:
     """List the times of all candidates: [rows, splits, tiles, microseconds]; None: did not run."""
     rows = {
         str(rows): best._asdict()
-        | {"rule_us": _finite(best.rule_us), "cublas_us": _finite(best.cublas_us)}
+        | {"rule_us": finite(best.rule_us), "cublas_us": finite(best.cublas_us)}
         for rows, best in sorted(measured.rows.items())
     }
     times = [[*key[:2], list(key[2]), us] for key, us in measured.times.items() if us < math.inf]
@@ -36,24 +34,6 @@ def as_json(measured: Measured) -> dict[str, object]:
     }
 
 
-def rule_over_tuned(found: Sequence[Measured]) -> dict[str, float | None]:
-    """Compare the rule with tuning: geometric means by row class and overall, and the worst.
-
-    None where the rule's tiles did not run.
-    """
-    by_class = {
-        rows: [m.rows[rows].rule_us / m.rows[rows].us for m in found if rows in m.rows]
-        for rows in ROW_CLASSES
-    }
-    every = [ratio for ratios in by_class.values() for ratio in ratios]
-    means = {str(rows): _mean(ratios) for rows, ratios in by_class.items() if ratios}
-    return means | {"overall": _mean(every), "worst": _finite(max(every))}
-
-
-def _mean(ratios: Sequence[float]) -> float | None:
-    return _finite(math.exp(sum(map(math.log, ratios)) / len(ratios)))
-
-
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
     """Replace what JSON has no number for by None."""
     return value if math.isfinite(value) else None

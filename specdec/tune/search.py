@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from specdec.kernels.tables import NONE, Entry, read_table, write_table
 from specdec.kernels.tile_rule import candidates, rule_shape, rule_splits
-from specdec.kernels.tile_shapes import ROW_CLASSES, SPLITS, Product, Shape
+from specdec.kernels.tile_shapes import ROW_CLASSES, Product, Shape
 from specdec.kernels.tiles import Tiles, cut
 
 SPLIT_CLASSES = (16, 64, 256)  # decide the splits
@@ -133,12 +133,6 @@ class Tuning:
             rows |= measured.entry.rows
             of_gpu[measured.product] = Entry(measured.splits, rows)
             write_table(self.file, table)
-
-
-def splits_to_try(product: Product) -> tuple[int, ...]:
-    """List the splits to try for the shipped table; each part of K must be worth a program."""
-    can_split = product.kind == "split"
-    return tuple(n for n in SPLITS if n == 1 or (can_split and 512 * n <= product.K))
 
 
 def jobs_of(product: Product, wanted: Wanted, has_wgmma: bool) -> Iterator[Job]:

@@ -2,13 +2,13 @@
 
 import pytest
 
+from scripts.tuned_models import KNOWN_MODELS, known_products
 from specdec import LLM, SamplingParams, SpeculativeConfig
 from specdec.kernels import best_token, gate_up, linear
 from specdec.kernels.tables import shipped_table
 from specdec.kernels.tile_shapes import Product
 from specdec.models.products import products_of
 from specdec.stepping import propose
-from specdec.tune.known_models import KNOWN_MODELS, known_products
 from weights.demo import demo_directory
 from weights.files.reader import Reader
 from weights.report import Log

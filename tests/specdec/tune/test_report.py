@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from scripts.tune_products import rule_over_tuned
+from scripts.tuned_models import random_products
 from specdec.kernels.tile_shapes import KINDS, ROW_CLASSES, Product, Shape
-from specdec.tune.random_products import random_products
-from specdec.tune.report import HEAD, as_json, rule_over_tuned, table
+from specdec.tune.report import HEAD, as_json, table
 from specdec.tune.search import Best, Measured
 
 INFINITE = float("inf")

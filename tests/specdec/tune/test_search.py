@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.tune_products import splits_to_try
 from specdec.kernels.tables import Entry, Table, read_table, write_table
 from specdec.kernels.tile_rule import candidates, rule_shape
 from specdec.kernels.tile_shapes import ROW_CLASSES, Product, Shape
@@ -20,7 +21,6 @@ from specdec.tune.search import (
     Wanted,
     jobs_of,
     measure,
-    splits_to_try,
 )
 
 SHAPE = Shape(64, 16, 64, 3, 4)

@@ -1,21 +1,31 @@
-"""Sizes of public models, whose products the shipped table knows, and of an EAGLE-3 draft of each.
+"""What tune_products.py measures: products of public models with an EAGLE-3 draft, or random ones.
 
 The numbers are those of each model's config.json. A draft is one layer of its target's sizes with
 32,000 tokens, as most published drafts are.
 """
 
+import random
 from typing import NamedTuple
 
-from specdec.kernels.tile_shapes import Product
+from specdec.kernels.tile_shapes import Kind, Product
 from specdec.models.products import products_of
 from weights.config import EagleConfig, LayerConfig, RopeConfig, TargetConfig
 
 DRAFT_VOCABULARY = 32000
 TAPS = (2, 8, 14)  # three of the target's layers; which ones makes no difference here
 
+Span = tuple[int, int, int]  # from, to, step
+SHAPES: tuple[tuple[Kind, Span, Span], ...] = (  # kind, N, K
+    ("split", (1024, 8192, 64), (1024, 6144, 128)),
+    ("gate", (4096, 40960, 128), (1024, 6144, 128)),
+    ("whole", (32000, 160000, 64), (1024, 6144, 128)),
+    ("split", (1024, 6144, 64), (4096, 20480, 128)),
+    ("whole", (1024, 5120, 64), (3072, 15360, 128)),
+)
+
 
 class Sizes(NamedTuple):
-    """The columns of the table below, in order."""
+    """The columns of KNOWN_MODELS, in order."""
 
     hidden_size: int
     intermediate_size: int
@@ -43,41 +53,25 @@ def known_products(name: str) -> list[Product]:
     if name not in KNOWN_MODELS:
         raise ValueError(f"model {name!r}: known are {', '.join(KNOWN_MODELS)}")
     sizes = KNOWN_MODELS[name]
-    return products_of(_target(sizes), _draft(sizes), "bfloat16")
-
-
-def _layer(sizes: Sizes) -> LayerConfig:
-    return LayerConfig(
-        hidden_size=sizes.hidden_size,
-        intermediate_size=sizes.intermediate_size,
-        num_heads=sizes.num_heads,
-        num_kv_heads=sizes.num_kv_heads,
-        head_dim=sizes.head_dim,
-        rms_norm_eps=1e-6,
-        rope=RopeConfig(),
-    )
-
-
-def _target(sizes: Sizes) -> TargetConfig:
-    return TargetConfig(
+    of_layer = sizes._asdict()
+    vocab_size = of_layer.pop("vocab_size")
+    layer = LayerConfig(**of_layer, rms_norm_eps=1e-6, rope=RopeConfig())
+    target = TargetConfig(
         model_type="llama",
-        layer=_layer(sizes),
+        layer=layer,
         num_layers=1,
-        vocab_size=sizes.vocab_size,
+        vocab_size=vocab_size,
         max_position_embeddings=1,
         has_tied_head=False,
         dtype="bfloat16",
         bos_token_id=None,
         eos_token_ids=(),
     )
-
-
-def _draft(sizes: Sizes) -> EagleConfig:
-    return EagleConfig(
+    draft = EagleConfig(
         format="eagle-3",
-        layer=_layer(sizes),
+        layer=layer,
         num_layers=1,
-        vocab_size=sizes.vocab_size,
+        vocab_size=vocab_size,
         draft_vocab_size=DRAFT_VOCABULARY,
         target_hidden_size=sizes.hidden_size,
         max_position_embeddings=1,
@@ -85,3 +79,14 @@ def _draft(sizes: Sizes) -> EagleConfig:
         entry="qkv",
         has_fc=True,
     )
+    return products_of(target, draft, "bfloat16")
+
+
+def random_products(count: int, seed: int = 0) -> list[Product]:
+    """Draw products of every kind in turn, in sizes that models have; one seed gives one list."""
+    draw = random.Random(seed)
+    rows = (SHAPES[i % len(SHAPES)] for i in range(count))
+    return [
+        Product(kind, *(draw.randrange(a, b + 1, step) for a, b, step in spans))
+        for kind, *spans in rows
+    ]

@@ -1,21 +1,27 @@
 """Which kernels does a round run, for how long, in which phase, and when is the device idle?
 
-python -m scripts.profile_round [TARGET] [--draft DIR] [-k 5] [--batch 1] [--rounds 10]
-
 python -m scripts.profile_round /tmp/8b/target --draft /tmp/8b/eagle3 -k 5
 python -m scripts.profile_round ... --batch 8 --tree 6x4x3 --context 300
 nsys profile python -m scripts.profile_round ...      # the phases are NVTX ranges too
 """
 
 import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from scripts.round_profile import RANGE, RoundProfile, read_profile
 from specdec.bench.pair import EngineSpec, load_pair
-from specdec.bench.profile import profile_rounds
 from specdec.bench.report import table, write_json
-from specdec.bench.rounds import WARMUP, tokens_needed
+from specdec.bench.rounds import WARMUP, steady, tokens_needed
+from specdec.bench.timing import wrapped
 from specdec.cli.options import tree
+from specdec.engine import Engine
+from specdec.step import PHASES
 
 
 def parse_args() -> argparse.Namespace:
@@ -45,6 +51,35 @@ def parse_args() -> argparse.Namespace:
         except ValueError as error:
             parser.error(str(error))
     return args
+
+
+def profile_rounds(engine: Engine, prompts: Sequence[Sequence[int]], count: int) -> RoundProfile:
+    """Rounds in steady state under torch.profiler; on a CPU its operators stand for kernels."""
+    is_gpu = engine.runner.device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_gpu
+    with steady(engine, prompts, count + WARMUP) as rounds:
+
+        def run(num_rounds: int) -> None:
+            for _ in range(num_rounds):
+                rounds.run()
+            if is_gpu:
+                torch.cuda.synchronize()
+
+        run(WARMUP)
+        with wrapped(engine.runner.acts, PHASES, named_range):
+            with profile(activities=activities):
+                run(WARMUP)  # the profiler's own first steps are slow
+            with profile(activities=activities) as recorded:
+                run(count)
+    return read_profile(list(recorded.events()), count, is_gpu)
+
+
+@contextmanager
+def named_range(name: str) -> Iterator[None]:
+    """A range for torch.profiler and for NVTX."""
+    nvtx = torch.cuda.nvtx.range(name) if torch.cuda.is_available() else nullcontext()
+    with nvtx, record_function(RANGE + name):
+        yield
 
 
 def main() -> None:

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from scripts.profile_round import profile_rounds
+from scripts.round_profile import read_profile
 from specdec.bench.pair import EngineSpec, load_pair
-from specdec.bench.profile import profile_rounds, read_profile
 
 
 def event(name, start, end, device="CUDA"):

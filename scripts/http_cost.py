@@ -18,11 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 
+from scripts.write_json import write_json
 from specdec import AsyncLLM, SamplingParams
 from specdec.bench.loop import PROMPT_LENGTHS
 from specdec.bench.pair import read_prompts, turned
-from specdec.bench.percentiles import percentile
-from specdec.bench.report import Row, table, write_json
+from specdec.bench.report import Row, percentile, table
 from specdec.start.locate import locate
 from tests.served import Answer, post, served
 

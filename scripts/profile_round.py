@@ -15,8 +15,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from scripts.round_profile import RANGE, RoundProfile, read_profile
+from scripts.write_json import write_json
 from specdec.bench.pair import EngineSpec, load_pair
-from specdec.bench.report import table, write_json
+from specdec.bench.report import table
 from specdec.bench.rounds import WARMUP, steady, tokens_needed
 from specdec.bench.timing import wrapped
 from specdec.cli.options import tree

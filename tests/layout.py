@@ -140,7 +140,6 @@ LATE_IMPORTS = {
     "weights/__init__.py": "names are imported when asked for: weights.errors needs no torch",
     "specdec/__init__.py": "public names are imported when they are asked for",
     "specdec/bench/charts.py": "matplotlib is an extra",
-    "specdec/bench/load_chart.py": "matplotlib is an extra",
     "specdec/bench/yardsticks.py": "FlashAttention 3 is there or not",
     "specdec/cli/__init__.py": "a command imports its file when called: --help needs no torch",
     "specdec/cli/headline.py": "threads.py needs torch, which the engine has imported by then",

@@ -1,19 +1,20 @@
-"""Charts of a run's figures as PNG files, each if its suite was run.
+"""Charts of figures as PNG files, each if its suite was run.
 
 Each names the device, the model and the date in the picture. matplotlib, which ships no types,
-comes with the extra `bench`.
+comes with the extra `bench`. Nothing here imports torch, for which the client of a load need not
+wait.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-from specdec.step import PHASES
 
 Rows = Sequence[Mapping[str, Any]]
 WIDEST_ROUND = 32  # requests; wider rounds would dwarf the others in the chart
 MARKERS = "sovD"  # of chains, and of trees by their width
+WAITING = {"ttft": "time to first token", "itl": "between deliveries"}
 
 
 def caption(cards: Sequence[Mapping[str, object]], model: str | None = None) -> str:
@@ -36,33 +37,33 @@ def draw_charts(
     suites: Mapping[str, Rows], directory: Path, caption: str, prefix: str = ""
 ) -> list[Path]:
     """Write them, `prefix` before each file name, and return their paths."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    loads = [row for row in suites.get("loop", []) if "load" not in row]  # no ramps
+    loop = [row for row in suites.get("loop", ()) if "load" not in row]  # no ramps
+    trees = [row for row in suites.get("trees", ()) if row["num_speculative_tokens"]]
     drawings = {
-        "anatomy.png": (_anatomy, suites.get("rounds", [])),
-        "batch.png": (_per_user, suites.get("protocol", [])),
-        "loop.png": (_loop, loads),
-        "loop-per-user.png": (_loop_per_user, loads),
-        "products.png": (_bandwidth_over_rows, suites.get("products", [])),
-        **_trees_by_batch(suites.get("trees", [])),
+        "anatomy.png": (_anatomy, suites.get("rounds", ())),
+        "batch.png": (partial(_speeds, "per_user"), suites.get("protocol", ())),
+        "loop.png": (partial(_speeds, "tokens_per_second"), loop),
+        "products.png": (_products, suites.get("products", ())),
+        "serve.png": (_waiting, suites.get("serve", ())),
     }
+    for batch in sorted(_values(trees, "batch")):
+        drawings[f"trees-batch-{batch}.png"] = (_trees, _where(trees, batch=batch))
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     for name, (draw, rows) in drawings.items():
         usable = [row for row in rows if "refused" not in row]
         if usable:
-            figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
+            figure = Figure(figsize=(9, 5), layout="constrained")
+            axes = figure.subplots()
             draw(axes, usable)
-            axes.set_ylim(0, None)
+            if axes.get_yscale() == "linear":
+                axes.set_ylim(0, None)
             axes.legend(fontsize=8)
             figure.supxlabel(caption, fontsize=8, color="grey")
             written.append(directory / f"{prefix}{name}")
             figure.savefig(written[-1], dpi=100)
-            pyplot.close(figure)
     return written
 
 
@@ -71,7 +72,8 @@ def _anatomy(axes: Any, rows: Rows) -> None:
     rows = [row for row in rows if row["batch"] <= WIDEST_ROUND] or rows
     places = range(len(rows))
     bottom = [0.0] * len(rows)
-    for phase in PHASES:
+    columns = list(rows[0])
+    for phase in columns[columns.index("of_floor") + 1 :]:
         values = [row.get(phase) or 0.0 for row in rows]
         axes.bar([i - 0.15 for i in places], values, 0.5, bottom=bottom, label=phase)
         bottom = [a + b for a, b in zip(bottom, values, strict=True)]
@@ -83,105 +85,93 @@ def _anatomy(axes: Any, rows: Rows) -> None:
     axes.set(ylabel="ms of a round on the device", title="Where a round's time goes")
 
 
-def _per_user(axes: Any, rows: Rows) -> None:
-    for K in sorted({row["num_speculative_tokens"] for row in rows}):
-        points = per_user(rows, K)
-        axes.plot(list(points), list(points.values()), marker="o", label=f"K = {K}")
-    axes.set(xlabel="batch", ylabel="tokens per second and user", title="Speed per user")
-    _powers_of_two(axes, [row["batch"] for row in rows])
-
-
-def per_user(rows: Rows, K: int) -> dict[int, float]:
-    """Sort by batch; of two rows of one batch the later counts."""
-    found = {row["batch"]: row["per_user"] for row in rows if row["num_speculative_tokens"] == K}
-    return dict(sorted(found.items()))
-
-
-def _loop(axes: Any, rows: Rows) -> None:
-    _by_load(axes, rows, "tokens_per_second", "tokens per second")
-
-
-def _loop_per_user(axes: Any, rows: Rows) -> None:
-    _by_load(axes, rows, "per_user", "tokens per second and user")
-
-
-def _by_load(axes: Any, rows: Rows, name: str, label: str) -> None:
-    """Draw a line for each K, dotted where sampled."""
+def _speeds(name: str, axes: Any, rows: Rows) -> None:
+    """Draw a line for each K over the requests at a time, dotted where sampled."""
     rows = latest(rows)
-    for K in sorted({row["num_speculative_tokens"] for row in rows}, key=str):
-        for T, style in ((0.0, "-"), (0.8, ":")):
-            points = [
-                row for row in rows if (row["num_speculative_tokens"], row["temperature"]) == (K, T)
-            ]
-            loads = [row["batch"] for row in points]
-            values = [row[name] for row in points]
-            legend = f"K = {K}" if T == 0 else None
-            color = f"C{K}" if isinstance(K, int) else "black"
-            axes.plot(loads, values, style, color=color, marker=".", label=legend)
-    title = "Requests in a closed loop; dotted: temperature 0.8"
-    axes.set(xlabel="requests that run at all times", ylabel=label, title=title)
+    temperatures = _values(rows, "temperature")
+    Ks = sorted(_values(rows, "num_speculative_tokens"), key=str)
+    for K, T in itertools.product(Ks, temperatures):
+        points = _where(rows, num_speculative_tokens=K, temperature=T)
+        label = None if T > 0 else f"K = {K}"
+        color = f"C{K}" if isinstance(K, int) else "black"
+        _plot(
+            axes, points, "batch", name, linestyle=":" if T > 0 else "-", color=color, label=label
+        )
+    dotted = "; dotted: temperature 0.8" if len(temperatures) > 1 else ""
+    axes.set(
+        xlabel="requests that run at all times",
+        ylabel="tokens per second" + (" and user" if name == "per_user" else ""),
+        title=f"Requests in a closed loop{dotted}",
+    )
     _powers_of_two(axes, [row["batch"] for row in rows])
 
 
 def latest(rows: Rows) -> Rows:
-    """Keep the last row of each setting, by batch."""
+    """Keep the last row of each setting, by batch; greedy where none has a temperature."""
     names = ("num_speculative_tokens", "batch", "temperature")
-    by_batch = sorted(rows, key=lambda row: row["batch"])
+    by_batch = sorted(({"temperature": 0.0, **row} for row in rows), key=lambda row: row["batch"])
     return list({tuple(row[name] for name in names): row for row in by_batch}.values())
 
 
-def _bandwidth_over_rows(axes: Any, rows: Rows) -> None:
+def _products(axes: Any, rows: Rows) -> None:
     """Draw the target's products; the draft's shapes differ only in its inputs."""
-    weights = dict.fromkeys(row["weight"] for row in rows if "target " in row["weight"])
-    for index, name in enumerate(weights):
-        points = [row for row in rows if row["weight"] == name]
-        M = [row["M"] for row in points]
-        color = f"C{index}"
-        ours = [100 * row["of_bandwidth"] for row in points]
-        cublas = [100 * row["cublas_of_bandwidth"] for row in points]
-        axes.plot(M, ours, "-", color=color, marker=".", label=name)
-        axes.plot(M, cublas, ":", color=color, marker=".")
+    shares = {"of_bandwidth": "-", "cublas_of_bandwidth": ":"}
+    rows = [{**row, **{name: 100 * row[name] for name in shares}} for row in rows]
+    weights = [name for name in _values(rows, "weight") if "target " in name]
+    for index, weight in enumerate(weights):
+        for name, style in shares.items():
+            label = weight if name == "of_bandwidth" else None
+            points = _where(rows, weight=weight)
+            _plot(axes, points, "M", name, linestyle=style, color=f"C{index}", label=label)
     axes.set(xlabel="rows M", ylabel="% of the reading speed", title="Products; dotted: cuBLAS")
     _powers_of_two(axes, [row["M"] for row in rows])
 
 
-def _trees_by_batch(rows: Rows) -> dict[str, tuple[Callable[[Any, Rows], None], Rows]]:
-    """Make a chart for each number of requests at a time."""
-    return {
-        f"trees-batch-{batch}.png": (_trees, [row for row in rows if row["batch"] == batch])
-        for batch in sorted({row["batch"] for row in rows if _has_drafts(row)})
-    }
-
-
-def _has_drafts(row: Mapping[str, Any]) -> bool:
-    return "refused" not in row and bool(row["num_speculative_tokens"])
-
-
 def _trees(axes: Any, rows: Rows) -> None:
     """Draw speed over the rows of a round, by children of a node; dotted: drafts stop."""
-    rows = [row for row in rows if _has_drafts(row)]
-    temperatures = sorted({row["temperature"] for row in rows})
-    widths = sorted({row["top_k"] for row in rows})
+    rows = sorted(rows, key=lambda row: (row["rows"], row["tokens_per_second"]))
+    temperatures, widths = sorted(_values(rows, "temperature")), sorted(_values(rows, "top_k"))
     for T, top_k, stops in itertools.product(temperatures, widths, (False, True)):
-        best: dict[int, float] = {}
-        for row in rows:
-            is_here = (row["temperature"], row["top_k"]) == (T, top_k)
-            if is_here and (row["threshold"] is not None) == stops:
-                speed = row["tokens_per_second"]
-                best[row["rows"]] = max(best.get(row["rows"], 0.0), speed)
-        if best:
-            kind = "chain" if top_k == 1 else f"k = {top_k}"
-            axes.plot(
-                sorted(best),
-                [best[N] for N in sorted(best)],
-                ":" if stops else "-",
-                color=f"C{temperatures.index(T)}",
-                marker=MARKERS[widths.index(top_k) % len(MARKERS)],
-                markerfacecolor="white" if stops else None,
-                label=None if stops else f"{kind}, T = {T:g}",
-            )
+        points = _where(rows, temperature=T, top_k=top_k)
+        best = {row["rows"]: row for row in points if (row["threshold"] is not None) == stops}
+        kind = "chain" if top_k == 1 else f"k = {top_k}"
+        _plot(
+            axes,
+            list(best.values()),
+            "rows",
+            "tokens_per_second",
+            linestyle=":" if stops else "-",
+            color=f"C{temperatures.index(T)}",
+            marker=MARKERS[widths.index(top_k) % len(MARKERS)],
+            markerfacecolor="white" if stops else None,
+            label=None if stops or not best else f"{kind}, T = {T:g}",
+        )
     title = f"Draft trees and chains, batch {rows[0]['batch']}; dotted: drafts stop"
     axes.set(xlabel="rows N of a request", ylabel="tokens per second", title=title)
+
+
+def _waiting(axes: Any, rows: Rows) -> None:
+    """Draw how long clients of a server wait, over the requests that arrive."""
+    for index, (name, words) in enumerate(WAITING.items()):
+        for percent, style in ((50, "-"), (99, ":")):
+            label = f"{words}, p{percent}"
+            y = f"{name}_ms_p{percent}"
+            _plot(axes, rows, "request_rate", y, linestyle=style, color=f"C{index}", label=label)
+    axes.set(xlabel="requests per second that arrive", ylabel="ms", title="Waiting by load")
+    axes.set_yscale("log")
+
+
+def _values(rows: Rows, name: str) -> list[Any]:
+    """List the different values of a column, in their order."""
+    return list(dict.fromkeys(row[name] for row in rows))
+
+
+def _where(rows: Rows, **setting: object) -> Rows:
+    return [row for row in rows if all(row[name] == value for name, value in setting.items())]
+
+
+def _plot(axes: Any, rows: Rows, x: str, y: str, marker: str = ".", **style: object) -> None:
+    axes.plot([row[x] for row in rows], [row[y] for row in rows], marker=marker, **style)
 
 
 def _powers_of_two(axes: Any, values: Sequence[int]) -> None:

@@ -1,5 +1,6 @@
 """A client of OpenAI's API that notes when each part of an answer arrives."""
 
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator
@@ -7,10 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
-
-from specdec.bench.arrivals import Arrival, words
-
-NUM_WORDS = 200  # that the server's tokenizer is measured with
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,13 +21,24 @@ class Timing:
     num_tokens: int = 0
     error: str | None = None
 
+    def measures(self) -> dict[str, list[float]]:
+        """Give seconds by measure; one token has no time per token, one delivery no gap."""
+        first, last = self.deliveries[0], self.deliveries[-1]
+        later = self.num_tokens - 1
+        return {
+            "ttft": [first - self.sent],
+            "tpot": [(last - first) / later] if later > 0 else [],
+            "itl": [b - a for a, b in itertools.pairwise(self.deliveries)],
+            "e2e": [self.ended - self.sent],
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    """url: up to /v1. fields: of every request, beside its own."""
+    """url: up to /v1. model: None for the first one listed. fields: of every request."""
 
     url: str
-    model: str
+    model: str | None
     is_chat: bool
     api_key: str | None
     fields: dict[str, object]
@@ -51,29 +59,26 @@ class Api:
         return {"model": self.model, "max_tokens": max_tokens, **asked, **self.fields}
 
 
-async def listed_models(client: httpx2.AsyncClient, api: Api) -> list[dict[str, object]]:
-    """What /v1/models says; ValueError if there is no such server."""
-    found = await _checked(client, "GET", f"{api.url}/v1/models", api)
-    data = found.get("data")
+async def listed_models(client: httpx2.AsyncClient, api: Api) -> dict[str, dict[str, object]]:
+    """Ask /v1/models, by id; ValueError if there is no such server."""
+    data = (await _checked(client, "GET", f"{api.url}/v1/models", api)).get("data")
     if not isinstance(data, list) or not data:
         raise ValueError(f"{api.url}/v1/models lists no model")
-    return data
+    return {str(each.get("id")): each for each in data}
 
 
-async def tokens_per_word(client: httpx2.AsyncClient, api: Api) -> float:
-    """Measure the server's tokenizer by the usage that it reports."""
-    body = api.body(words(NUM_WORDS), 1)
-    found = await _checked(client, "POST", api.path, api, body)
-    usage = found.get("usage")
-    num_tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-    if not isinstance(num_tokens, int):
+async def num_tokens(client: httpx2.AsyncClient, api: Api, prompt: str) -> int:
+    """Ask how many tokens a prompt has, by the usage that the server reports."""
+    usage = (await _checked(client, "POST", api.path, api, api.body(prompt, 1))).get("usage")
+    found = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    if not isinstance(found, int):
         raise ValueError(f"{api.path}: an answer without usage.prompt_tokens")
-    return num_tokens / NUM_WORDS
+    return found
 
 
-async def timed(client: httpx2.AsyncClient, api: Api, arrival: Arrival) -> Timing:
+async def timed(client: httpx2.AsyncClient, api: Api, prompt: str, max_tokens: int) -> Timing:
     """Send a request and read its stream."""
-    body = api.body(arrival.prompt, arrival.max_tokens)
+    body = api.body(prompt, max_tokens)
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     timing = Timing(sent=time.perf_counter())
     try:
@@ -116,13 +121,9 @@ async def _events(
 
 
 async def _checked(
-    client: httpx2.AsyncClient,
-    method: str,
-    url: str,
-    api: Api,
-    body: dict[str, object] | None = None,
+    client: httpx2.AsyncClient, method: str, url: str, api: Api, body: object = None
 ) -> dict[str, object]:
-    """The JSON of an answer; ValueError if there is none."""
+    """Read the JSON of an answer; ValueError if there is none."""
     try:
         response = await client.request(method, url, json=body, headers=api.headers())
         found = response.json()

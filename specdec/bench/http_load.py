@@ -1,21 +1,23 @@
 """An open loop against a server: requests arrive at random, whether earlier ones have ended or not.
 
 So a server that is too slow for its load shows in the waiting times, which a closed loop hides.
+Arrivals are a Poisson process. Lengths are lognormal with the means of ShareGPT's conversations as
+serving benchmarks use them: prompts of 215 tokens, answers of 198. Times and lengths follow from a
+seed; the words are new in each run, so that no cache of prompts knows them.
 """
 
 import asyncio
-import itertools
+import math
+import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import httpx2
 
-from specdec.bench.arrivals import Arrival, Lengths, arrivals
-from specdec.bench.http_client import Api, Timing, listed_models, timed, tokens_per_word
-from specdec.bench.percentiles import percentile
+from specdec.bench.http_client import Api, Timing, listed_models, num_tokens, timed
+from specdec.bench.report import Row, percentile
 
-Row = dict[str, object]
 PERCENTS = (50, 90, 99)
 MEASURES = {
     "ttft": "time to first token",
@@ -23,21 +25,26 @@ MEASURES = {
     "itl": "between deliveries",
     "e2e": "whole answer",
 }
+PROMPT_MEAN, PROMPT_SPREAD = 215, 1.3  # spread: of the logarithm
+ANSWER_MEAN, ANSWER_SPREAD = 198, 1.0
+SHORTEST, LONGEST = 4, 1024  # tokens of a prompt or an answer
+NUM_WORDS = 200  # that the server's tokenizer is measured with
+# each is a token of its own for most tokenizers
+WORDS = (
+    "time people water light house number paper river music green small large early second place "
+    "world story point country road winter summer market letter teacher doctor morning evening "
+    "city question answer reason table field voice power line ship train"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
     """rates: requests a second, each a run of num_requests.
 
-    model: None for the first one that the server lists. goodput: limits in ms by measure, which a
-    good answer keeps. most_answer: tokens.
+    goodput: limits in ms by measure, which a good answer keeps. most_answer: tokens.
     """
 
-    url: str
-    model: str | None
-    is_chat: bool
-    api_key: str | None
-    fields: dict[str, object]
+    api: Api
     rates: Sequence[float]
     num_requests: int
     most_answer: int | None
@@ -46,50 +53,80 @@ class LoadOptions:
     timeout: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """tokens_per_word: of the server's tokenizer. most_tokens: of a prompt and its answer."""
+
+    tokens_per_word: float
+    most_tokens: int | None
+    most_answer: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """at: seconds from the start."""
+
+    at: float
+    prompt: str
+    max_tokens: int
+
+
 async def run_load(options: LoadOptions) -> list[Row]:
-    """A row for each rate. ValueError if the server cannot be measured."""
+    """Measure a row for each rate. ValueError if the server cannot be measured."""
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx2.AsyncClient(timeout=options.timeout, limits=limits) as client:
-        api, lengths = await _prepare(client, options)
+        models = await listed_models(client, options.api)
+        name = options.api.model or next(iter(models))
+        api = replace(options.api, model=name)
+        most = models.get(name, {}).get("max_model_len")
+        lengths = Lengths(
+            tokens_per_word=await num_tokens(client, api, words(NUM_WORDS)) / NUM_WORDS,
+            most_tokens=most if isinstance(most, int) else None,
+            most_answer=options.most_answer,
+        )
         rows = []
         for rate in options.rates:
-            plan = arrivals(rate, options.num_requests, lengths, options.seed)
-            timings, lags = await _run(client, api, list(plan))
-            rows.append(figures(rate, timings, lags, options.goodput))
+            plan = list(arrivals(rate, options.num_requests, lengths, options.seed))
+            rows.append(figures(rate, *await _run(client, api, plan), options.goodput))
     return rows
 
 
-async def _prepare(client: httpx2.AsyncClient, options: LoadOptions) -> tuple[Api, Lengths]:
-    """Ask for the model, its context, and the tokens of a word."""
-    api = Api(
-        url=options.url,
-        model=options.model or "",
-        is_chat=options.is_chat,
-        api_key=options.api_key,
-        fields=options.fields,
-    )
-    models = await listed_models(client, api)
-    listed = {str(each.get("id")): each for each in models}
-    name = options.model or next(iter(listed))
-    api = replace(api, model=name)
-    most = listed.get(name, {}).get("max_model_len")
-    lengths = Lengths(
-        tokens_per_word=await tokens_per_word(client, api),
-        most_tokens=most if isinstance(most, int) else None,
-        most_answer=options.most_answer,
-    )
-    return api, lengths
+def arrivals(rate: float, count: int, lengths: Lengths, seed: int) -> Iterator[Arrival]:
+    """Draw `count` requests at `rate` requests a second."""
+    chance = random.Random(seed)
+    at = 0.0
+    for _ in range(count):
+        at += chance.expovariate(rate)
+        prompt_tokens = _length(chance, PROMPT_MEAN, PROMPT_SPREAD)
+        most = _length(chance, ANSWER_MEAN, ANSWER_SPREAD)
+        if lengths.most_answer is not None:
+            most = min(most, lengths.most_answer)
+        if lengths.most_tokens is not None:
+            most = min(most, lengths.most_tokens // 2)
+            prompt_tokens = min(prompt_tokens, lengths.most_tokens // 2 - SHORTEST)
+        num_words = max(round(prompt_tokens / lengths.tokens_per_word), 1)
+        yield Arrival(at=at, prompt=words(num_words), max_tokens=most)
+
+
+def words(count: int) -> str:
+    """Draw a text of random words."""
+    return " ".join(random.SystemRandom().choices(WORDS.split(), k=count))
+
+
+def _length(chance: random.Random, mean: float, spread: float) -> int:
+    drawn = chance.lognormvariate(math.log(mean) - spread**2 / 2, spread)
+    return round(min(max(drawn, SHORTEST), LONGEST))
 
 
 async def _run(
     client: httpx2.AsyncClient, api: Api, plan: Sequence[Arrival]
 ) -> tuple[list[Timing], list[float]]:
-    """Send each request at its time; also how late each was sent."""
+    """Send each request at its time; also say how late each was sent."""
     start = time.perf_counter()
 
     async def one(arrival: Arrival) -> Timing:
         await asyncio.sleep(start + arrival.at - time.perf_counter())
-        return await timed(client, api, arrival)
+        return await timed(client, api, arrival.prompt, arrival.max_tokens)
 
     timings = await asyncio.gather(*map(one, plan))
     lags = [timing.sent - start - arrival.at for timing, arrival in zip(timings, plan, strict=True)]
@@ -99,10 +136,15 @@ async def _run(
 def figures(
     rate: float, timings: Sequence[Timing], lags: Sequence[float], goodput: Mapping[str, float]
 ) -> Row:
-    """One run. Times are in ms; failed requests count in num_failed alone."""
+    """Sum up one run. Times are in ms; failed requests count in num_failed alone."""
     answered = [timing for timing in timings if timing.error is None]
     errors = [timing.error for timing in timings if timing.error is not None]
+    measures = [timing.measures() for timing in answered]
     seconds = max(each.ended for each in timings) - min(each.sent for each in timings)
+    num_good = sum(
+        all(1e3 * value <= most for name, most in goodput.items() for value in found[name])
+        for found in measures
+    )
     row: Row = {
         "request_rate": rate,
         "num_requests": len(timings),
@@ -111,30 +153,10 @@ def figures(
         "seconds": seconds,
         "requests_per_second": len(answered) / seconds,
         "tokens_per_second": sum(each.num_tokens for each in answered) / seconds,
-        "goodput": _goodput(answered, goodput) / seconds if goodput else None,
+        "goodput": num_good / seconds if goodput else None,
         "send_lag_ms_p99": percentile(lags, 99),
     }
     for name in MEASURES:
-        values = [value for timing in answered for value in measured(timing)[name]]
+        values = [value for found in measures for value in found[name]]
         row |= {f"{name}_ms_p{percent}": percentile(values, percent) for percent in PERCENTS}
     return row
-
-
-def measured(timing: Timing) -> dict[str, list[float]]:
-    """Seconds by measure. Of one token there is no time per token, of one delivery no gap."""
-    first, last = timing.deliveries[0], timing.deliveries[-1]
-    later = timing.num_tokens - 1
-    return {
-        "ttft": [first - timing.sent],
-        "tpot": [(last - first) / later] if later > 0 else [],
-        "itl": [b - a for a, b in itertools.pairwise(timing.deliveries)],
-        "e2e": [timing.ended - timing.sent],
-    }
-
-
-def _goodput(answered: Sequence[Timing], limits: Mapping[str, float]) -> int:
-    """Answers that keep every limit."""
-    return sum(
-        all(1e3 * value <= most for name, most in limits.items() for value in found[name])
-        for found in map(measured, answered)
-    )

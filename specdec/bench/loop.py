@@ -24,8 +24,7 @@ import torch
 from graphs.frozen_heap import frozen_heap
 from specdec.bench.bench import Bench
 from specdec.bench.pair import EngineSpec, turned
-from specdec.bench.percentiles import nearest_rank, percentile
-from specdec.bench.report import Row
+from specdec.bench.report import Row, nearest_rank, percentile
 from specdec.bench.serving import Job, first_difference
 from specdec.bench.timing import Spread
 from specdec.engine import Engine

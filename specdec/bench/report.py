@@ -1,14 +1,11 @@
-"""Figures as text, a card of facts and a table per suite; and as JSON, beside their command."""
+"""Figures as text: percentiles, a card of facts, a table for each kind of rows.
+
+Nothing here imports torch, for which the client of a load need not wait.
+"""
 
 import itertools
-import json
-import shlex
-import sys
-import time
+import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-
-import torch
 
 Row = dict[str, object]
 HEADINGS = {
@@ -20,15 +17,6 @@ HEADINGS = {
     "cublas_gb_per_s": "cuBLAS GB/s",
 }
 SHARES = {"price", "of_floor", "of_bandwidth", "cublas_of_bandwidth", "gap_share", "share"}
-
-
-def write_json(script: str, found: Mapping[str, object], file: Path | None = None) -> None:
-    """Print what a script found, beside its command, as the last line; write it to the file too."""
-    command = shlex.join(["python", "-m", script, *sys.argv[1:]])
-    run = {"command": command, "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__}
-    if file is not None:
-        file.write_text(json.dumps({**run, **found}, indent=1, default=str) + "\n")
-    print(json.dumps({**run, **found}, default=str))
 
 
 def card_lines(card: Mapping[str, object]) -> str:
@@ -61,3 +49,15 @@ def _show(value: object, is_share: bool = False) -> str:
         form = ".1%" if is_share else ",.0f" if abs(value) >= 1000 else ".3f"
         return format(value, form)
     return f"{value:,}" if isinstance(value, int) and value >= 10**6 else str(value)
+
+
+def percentile(seconds: Sequence[float], percent: int) -> float | None:
+    """Give a percentile in milliseconds; None if there are no values."""
+    if len(seconds) < 2:
+        return 1e3 * seconds[0] if seconds else None
+    return 1e3 * statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1]
+
+
+def nearest_rank(counts: Sequence[int], percent: int) -> int | None:
+    """Choose the smallest count that so many percent do not exceed; None if there is none."""
+    return sorted(counts)[-(-percent * len(counts) // 100) - 1] if counts else None

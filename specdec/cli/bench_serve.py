@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specdec.bench.charts import draw_charts
+from specdec.bench.http_client import Api
 from specdec.bench.http_load import MEASURES, PERCENTS, LoadOptions, run_load
-from specdec.bench.load_chart import draw_load
 from specdec.cli.extras import check_outputs
 
 
@@ -44,7 +45,8 @@ def run_bench_serve(command: BenchServeCommand) -> None:
     if command.charts is not None:
         # a client does not know the server's device
         caption = f"{command.url}; {command.model or 'the first model listed'}; {date}"
-        print(f"chart: {draw_load(rows, command.charts, caption)}")
+        [chart] = draw_charts({"serve": rows}, command.charts, caption)
+        print(f"chart: {chart}")
     found = {"command": command.command, "date": date, "rows": rows}
     if command.json is not None:
         command.json.write_text(json.dumps(found, indent=1) + "\n")
@@ -61,12 +63,15 @@ def _options(command: BenchServeCommand) -> LoadOptions:
         fields["temperature"] = command.temperature
     if command.ignore_eos:
         fields["ignore_eos"] = True
-    return LoadOptions(
+    api = Api(
         url=_base_of(command.url),
         model=command.model,
         is_chat=command.is_chat,
         api_key=command.api_key,
         fields=fields,
+    )
+    return LoadOptions(
+        api=api,
         rates=_rates(command.rates),
         num_requests=command.num_requests,
         most_answer=command.max_tokens,

@@ -17,10 +17,9 @@ from specdec.bench import noise as noises
 from specdec.bench import serving, suites
 from specdec.bench.bench import Bench, BenchOptions
 from specdec.bench.card import Bandwidth, Bytes, bytes_of
-from specdec.bench.charts import caption, draw_charts, per_user
+from specdec.bench.charts import caption, draw_charts, latest
 from specdec.bench.pair import EngineSpec, Pair, joined, load_pair
-from specdec.bench.percentiles import nearest_rank, percentile
-from specdec.bench.report import table, tables
+from specdec.bench.report import nearest_rank, percentile, table, tables
 from specdec.bench.requests import draw_jobs
 from specdec.bench.rounds import steady, time_phases
 from specdec.bench.serving import first_difference
@@ -347,8 +346,9 @@ def test_a_batch_measured_twice_is_one_point():
         for K, B, v in ((3, 8, 1), (3, 1, 2), (0, 8, 3))
     ]
     rows.append({"num_speculative_tokens": 3, "batch": 8, "per_user": 50})
-    assert per_user(rows, 3) == {1: 5, 8: 50}
-    assert list(per_user(rows, 3)) == [1, 8]
+    points = [(row["num_speculative_tokens"], row["batch"]) for row in latest(rows)]
+    assert points == [(3, 1), (3, 8), (0, 8)]
+    assert [row["per_user"] for row in latest(rows)] == [5, 50, 3]
 
 
 def test_memory_is_read_along_the_way(bench):

@@ -8,10 +8,9 @@ import statistics
 import httpx2
 import pytest
 
-from specdec.bench.arrivals import Arrival, Lengths, arrivals
-from specdec.bench.http_client import Api, Timing, listed_models, timed, tokens_per_word
-from specdec.bench.http_load import figures
-from specdec.bench.load_chart import draw_load
+from specdec.bench.charts import draw_charts
+from specdec.bench.http_client import Api, Timing, listed_models, num_tokens, timed
+from specdec.bench.http_load import Lengths, arrivals, figures
 
 API = Api(url="http://x", model="m", is_chat=False, api_key="k", fields={"temperature": 0})
 LENGTHS = Lengths(tokens_per_word=2.0, most_tokens=None, most_answer=None)
@@ -22,7 +21,7 @@ def answer_of(handler):
 
     async def run():
         async with httpx2.AsyncClient(transport=httpx2.MockTransport(handler)) as client:
-            return await timed(client, API, Arrival(at=0.0, prompt="a b", max_tokens=3))
+            return await timed(client, API, "a b", 3)
 
     return asyncio.run(run())
 
@@ -111,7 +110,7 @@ def test_a_server_without_usage_cannot_be_measured():
     async def run():
         transport = httpx2.MockTransport(lambda request: httpx2.Response(200, json={"choices": []}))
         async with httpx2.AsyncClient(transport=transport) as client:
-            await tokens_per_word(client, API)
+            await num_tokens(client, API, "a b")
 
     with pytest.raises(ValueError, match=r"without usage.prompt_tokens"):
         asyncio.run(run())
@@ -140,5 +139,6 @@ def test_the_chart_names_server_model_and_date(tmp_path, monkeypatch):
     monkeypatch.setattr(figure.Figure, "supxlabel", lambda _, text, **__: drawn.append(text))
     row = {f"{name}_ms_p{p}": 5.0 for name in ("ttft", "itl") for p in (50, 99)}
     rows = [row | {"request_rate": rate} for rate in (1.0, 2.0)]
-    assert draw_load(rows, tmp_path, "url; model; date").name == "serve.png"
+    [file] = draw_charts({"serve": rows}, tmp_path, "url; model; date")
+    assert file.name == "serve.png"
     assert drawn == ["url; model; date"]

@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from specdec.bench.percentiles import nearest_rank
+from specdec.bench.report import nearest_rank
 from specdec.config import MAX_PROMPT_SLOWDOWN
 from specdec.scheduling import scheduler
 from specdec.scheduling.step_costs import PromptBudget

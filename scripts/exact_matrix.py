@@ -18,6 +18,7 @@ from specdec.bench.pair import EngineSpec, Pair, joined, load_pair
 from specdec.cli.options import tree
 from specdec.engine import Engine
 from specdec.sizes import MAX_TREE_REQUESTS, TreeShape
+from specdec.start.speculation import Drafting
 from tests.logit_hashes import Found, equals, run
 
 Drafts = int | TreeShape  # of a round: a chain's length, or a tree
@@ -27,10 +28,10 @@ CONTEXTS = "63,64,65,1023,1024,1025,1152,4096,4097,8191,8192,8193,16384,32000"
 
 def engine_of(pair: Pair, drafts: Drafts, batch: int, length: int, is_eager: bool) -> Engine:
     is_chain = isinstance(drafts, int)
-    drafting = {"num_speculative_tokens": drafts if is_chain else drafts.num_levels}
-    drafting |= {"tree": None if is_chain else drafts, "enforce_eager": is_eager}
+    drafting = Drafting(drafts) if is_chain else Drafting(drafts.num_levels, tree=drafts)
+    built = {"drafting": drafting, "enforce_eager": is_eager, "has_prefill_graphs": True}
     sizes = {"max_num_seqs": batch, "max_tokens": length, "max_model_len": max(length, 1024)}
-    return pair.engine(EngineSpec(**drafting, **sizes, has_prefill_graphs=True), keep=0)
+    return pair.engine(EngineSpec(**built, **sizes), keep=0)
 
 
 def settings(args: argparse.Namespace, is_cpu: bool) -> list[tuple]:
@@ -60,8 +61,7 @@ def rows(pair: Pair, args: argparse.Namespace) -> list[dict[str, object]]:
         some = prompts if batch > 1 else prompts[: args.num_alone]
         if length:
             num = 2 if batch == 1 or length >= LONG else MANY
-            turned = (pair.prompts[i:] + pair.prompts[:i] for i in range(num))
-            some = [joined(each, length) for each in turned]
+            some = [joined(pair.prompts, length, i) for i in range(num)]
         room = max(args.contexts) + 64 if length else longest
         engine = engine_of(pair, drafts, largest, room, is_eager)
         num_tokens = args.context_tokens if length else args.max_tokens

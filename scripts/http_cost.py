@@ -21,7 +21,7 @@ from pathlib import Path
 from scripts.write_json import write_json
 from specdec import AsyncLLM, SamplingParams
 from specdec.bench.loop import PROMPT_LENGTHS
-from specdec.bench.pair import read_prompts, turned
+from specdec.bench.pair import joined, read_prompts
 from specdec.bench.report import Row, percentile, table
 from specdec.start.locate import locate
 from tests.served import Answer, post, served
@@ -47,7 +47,7 @@ async def measure(ask: Ask, args: argparse.Namespace) -> tuple[Row, list[str]]:
     """Ask two for each that runs at a time, then the loop, then those alone; give all texts."""
     texts, chance = read_prompts(locate(args.target, "target"), None), random.Random(0)
     num_before, count = 2 * args.batch, 2 * args.batch + args.requests + args.alone
-    prompts = [turned(texts, i, chance.randint(*PROMPT_LENGTHS)) for i in range(count)]
+    prompts = [joined(texts, chance.randint(*PROMPT_LENGTHS), i) for i in range(count)]
     answers = await loop(ask, prompts[:num_before], args.batch)
     began = time.perf_counter()
     answers += await loop(ask, prompts[num_before : count - args.alone], args.batch)

@@ -18,10 +18,10 @@ from scripts.round_profile import RANGE, RoundProfile, read_profile
 from scripts.write_json import write_json
 from specdec.bench.pair import EngineSpec, load_pair
 from specdec.bench.report import table
-from specdec.bench.rounds import WARMUP, steady, tokens_needed
-from specdec.bench.timing import wrapped
+from specdec.bench.timing import WARMUP, steady, tokens_needed, wrapped
 from specdec.cli.options import tree
 from specdec.engine import Engine
+from specdec.start.speculation import Drafting
 from specdec.step import PHASES
 
 
@@ -93,13 +93,12 @@ def main() -> None:
     if args.context is not None:
         prompts = [(each * (args.context // len(each) + 1))[: args.context] for each in prompts]
     spec = EngineSpec(
-        num_speculative_tokens=K,
+        drafting=Drafting(K, tree=args.tree),
         max_num_seqs=args.batch,
         max_tokens=max(map(len, prompts)) + tokens_needed(args.rounds + WARMUP, most),
         max_model_len=args.max_model_len,
         request_sizes=(args.batch,) if pair.device.type == "cuda" else None,
         enforce_eager=args.enforce_eager,
-        tree=args.tree,
     )
     found = profile_rounds(pair.engine(spec), prompts, args.rounds)
     num_launches = sum(found.launches.values())

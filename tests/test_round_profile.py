@@ -7,6 +7,7 @@ import pytest
 from scripts.profile_round import profile_rounds
 from scripts.round_profile import read_profile
 from specdec.bench.pair import EngineSpec, load_pair
+from specdec.start.speculation import Drafting
 
 
 def event(name, start, end, device="CUDA"):
@@ -49,7 +50,7 @@ def test_overlapping_kernels_are_busy_once_and_belong_to_the_innermost_range():
 
 def test_rounds_are_profiled_on_the_cpu():
     pair = load_pair("demo", "demo", "cpu", "auto")
-    spec = EngineSpec(num_speculative_tokens=2, max_num_seqs=1, max_tokens=300, max_model_len=512)
+    spec = EngineSpec(drafting=Drafting(2), max_num_seqs=1, max_tokens=300, max_model_len=512)
 
     found = profile_rounds(pair.engine(spec), pair.prompts[1:2], 2)
 

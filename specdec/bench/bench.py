@@ -1,4 +1,4 @@
-"""What all suites share: the pair, plain decoding's outputs, earlier runs, and the time left.
+"""What all suites share: the pair, the outputs of plain decoding, and the time left.
 
 Every output is compared with plain decoding of the same prompts in the same process. If it differs,
 its row has the difference instead of figures.
@@ -6,20 +6,21 @@ its row has the difference instead of figures.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from specdec.bench.card import Bandwidth
 from specdec.bench.pair import EngineSpec, Pair
 from specdec.bench.report import Row
-from specdec.bench.rounds import tokens_needed
-from specdec.bench.serving import Served, first_difference, serve
+from specdec.bench.serving import GREEDY, Outputs, Served, merged, serve
+from specdec.bench.timing import tokens_needed
 from specdec.engine import Engine
+from specdec.requests.params import SamplingParams
 from specdec.sizes import TreeShape
 from specdec.start.speculation import AUTO_TREE, MOST_LEVELS, Drafting, of_draft
 from weights.load import LoadedEagle
 
 MODEL_LEN = 4096
 MOST_CONTEXT = 131072  # tokens of all requests after long prompts
+SEEDS = (0, 1)  # of sampled runs: texts differ in how well they can be foretold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +61,13 @@ class BenchOptions:
 
 @dataclass(slots=True, eq=False)
 class Bench:
-    """plain_ids: by prompt. runs: by K and batch."""
+    """bandwidth: bytes per second that the device reads. results: the rows of the protocol."""
 
     pair: Pair
-    bandwidth: Bandwidth
+    bandwidth: float
     options: BenchOptions
-    plain_ids: dict[int, list[int]] = field(default_factory=dict)
-    runs: dict[tuple[int, int], Row] = field(default_factory=dict)
+    outputs: Outputs = field(default_factory=Outputs)
+    results: list[Row] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
     skipped: list[str] = field(default_factory=list)
 
@@ -77,18 +78,17 @@ class Bench:
         return (0, *(K for K in self.options.ks if K > 0 and has_draft))
 
     @property
-    def drafting(self) -> tuple[Drafting, ...]:
+    def drafting(self) -> list[Drafting]:
         """List what suites of loads run: each K, then as many drafts as pay."""
-        fixed = map(Drafting, self.ks)
-        eagle = self.pair.eagle
-        if not self.options.adaptive or eagle is None:
-            return tuple(fixed)
-        return (*fixed, self.auto(eagle))
+        found = [Drafting(K) for K in self.ks]
+        if self.options.adaptive and self.pair.eagle is not None:
+            found.append(self.auto(self.pair.eagle))
+        return found
 
     def auto(self, eagle: LoadedEagle) -> Drafting:
         """Draft as many tokens as pay."""
         tree = None if self.options.chains else AUTO_TREE
-        adaptive = Drafting(MOST_LEVELS, is_adaptive=True, tree=tree)
+        adaptive = Drafting(MOST_LEVELS, True, tree, confidence_threshold=None)
         return of_draft(adaptive, eagle.config.draft_vocab_size)
 
     def has_time(self, what: str) -> bool:
@@ -104,62 +104,37 @@ class Bench:
         prompts = self.pair.prompts
         return [prompts[i % len(prompts)] for i in range(max(self.options.num_prompts, batch))]
 
-    def engine(self, K: int, batch: int) -> Engine:
-        """Build an engine with graphs up to the largest batch."""
-        largest = self.options.max_num_seqs or max(self.options.batches, default=1)
-        room = max(self.options.max_tokens, tokens_needed(self.options.num_rounds, K))
+    def engine(self, drafting: Drafting, room: int | None = None) -> Engine:
+        """Build an engine for the prompts, with the default graphs up to the largest batch.
+
+        room: tokens of an answer; None: those of timed rounds too
+        """
+        options = self.options
+        needed = tokens_needed(options.num_rounds, drafting.num_tokens)
+        room = max(options.max_tokens, needed) if room is None else room
         return self.pair.engine(
             EngineSpec(
-                num_speculative_tokens=K,
-                max_num_seqs=max(batch, largest),
+                drafting=drafting,
+                max_num_seqs=max(*options.batches, options.max_num_seqs or 1),
                 max_tokens=max(map(len, self.pair.prompts)) + room,
-                max_model_len=self.options.model_len,
+                max_model_len=options.model_len,
             )
         )
 
-    def run(self, K: int, batch: int) -> Row:
-        """Run the protocol at one setting, once; plain decoding of the same batch first."""
-        if K > 0 and (0, batch) not in self.runs:
-            self.run(0, batch)
-        if (K, batch) not in self.runs:
-            engine = self.engine(K, batch)
-            prompts = self.prompts(batch)
-            max_tokens = self.options.max_tokens
-            serve(engine, prompts[:batch], batch, min(max_tokens, 16))  # warm-up
-            runs = [serve(engine, prompts, batch, max_tokens) for _ in range(self.options.repeats)]
-            difference = self.difference(runs)
-            best = max(runs, key=lambda run: run.tokens_per_second)
-            row = self._row(K, best) if difference is None else refused(K, batch, difference)
-            self.runs[K, batch] = row
-        return self.runs[K, batch]
+    def serve(
+        self, engine: Engine, batch: int, params: SamplingParams = GREEDY
+    ) -> tuple[Served, Row]:
+        """Serve all prompts after a warm-up: the fastest of some greedy runs, or all seeds.
 
-    def difference(self, runs: Sequence[Served]) -> str | None:
-        """Say where any run differs from the first run of K = 0."""
-        num = len(self.pair.prompts)
-        for run in runs:
-            ids = enumerate(run.token_ids)
-            plain = [self.plain_ids.setdefault(i % num, tokens) for i, tokens in ids]
-            difference = first_difference(run.token_ids, plain)
-            if difference is not None:
-                return difference
-        return None
-
-    def _row(self, K: int, run: Served) -> Row:
-        speed = run.tokens_per_second
-        plain = speed if K == 0 else self.runs[0, run.batch].get("tokens_per_second")
-        rates = run.stats.acceptance_rate_per_position
-        return {
-            "num_speculative_tokens": K,
-            "batch": run.batch,
-            "tokens_per_second": speed,
-            "against_plain": speed / plain if isinstance(plain, float) else None,
-            "round_ms": run.round_ms,
-            "mean_acceptance_length": run.stats.mean_acceptance_length,
-            "per_user": speed / run.batch,
-            "accepted_per_position": " ".join(f"{rate:.3f}" for rate in rates),
-        }
-
-
-def refused(K: int, batch: int, difference: str) -> Row:
-    """Give no figures for a wrong engine."""
-    return {"num_speculative_tokens": K, "batch": batch, "refused": difference}
+        The row says where an output differs from plain decoding; it is empty if none does.
+        """
+        prompts = self.prompts(batch)
+        max_tokens = self.options.max_tokens
+        serve(engine, prompts[:batch], batch, min(max_tokens, 16), params)  # warm-up
+        each = [params] * self.options.repeats
+        if params.temperature > 0:
+            each = [replace(params, seed=seed) for seed in SEEDS]
+        runs = [serve(engine, prompts, batch, max_tokens, params) for params in each]
+        different = [row for run in runs if (row := self.outputs.difference(run.requests))]
+        best = max(runs, key=lambda run: run.tokens_per_second)
+        return merged(runs) if params.temperature > 0 else best, different[0] if different else {}

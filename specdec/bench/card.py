@@ -24,21 +24,13 @@ class Bytes:
     draft_entry: int  # read once per round: fc
 
     def of_round(self, num_speculative_tokens: int) -> int:
-        """A round of K drafts; K = 0 is plain decoding."""
+        """Count those of a round of K drafts; K = 0 is plain decoding."""
         K = num_speculative_tokens
         return self.target + (K * self.draft_step + self.draft_entry if K else 0)
 
     def floor_ms(self, num_speculative_tokens: int, bandwidth: float) -> float:
-        """The least time of a round, in milliseconds; bandwidth in bytes per second."""
+        """Give the least time of a round, in milliseconds; bandwidth in bytes per second."""
         return 1e3 * self.of_round(num_speculative_tokens) / bandwidth
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bandwidth:
-    """Bytes per second."""
-
-    reading: float
-    copying: float  # read and written
 
 
 def bytes_of(pair: Pair) -> Bytes:
@@ -60,27 +52,22 @@ def _layers(tensors: Mapping[str, Tensor]) -> int:
 
 
 def _shown(directory: Path) -> str:
-    """Relative to the working directory, so that figures do not say where a clone lies."""
+    """Write it relative to the working directory, so that figures hide where a clone lies."""
     here = Path.cwd()
     return str(directory.relative_to(here) if directory.is_relative_to(here) else directory)
 
 
-def measure_bandwidth(device: torch.device) -> Bandwidth:
-    """The better of two ways to read, and a copy; of buffers far larger than any cache."""
-    clock = Clock(device)
-    elements = 1 << (29 if device.type == "cuda" else 23)
-    source = torch.ones(elements, device=device)
-    sink = torch.empty_like(source)
-    size = source.nbytes
+def measure_bandwidth(device: torch.device) -> float:
+    """Read a buffer far larger than any cache, in the better of two ways; bytes per second."""
+    source = torch.ones(1 << (29 if device.type == "cuda" else 23), device=device)
     rows = source.view(-1, 4096)
-    reading = [lambda: torch.sum(source), lambda: torch.amax(rows, dim=1)]
-    best = min(clock.repeat(call, 10).median for call in reading)
-    copying = clock.repeat(lambda: sink.copy_(source), 10).median
-    return Bandwidth(reading=size / best * 1e3, copying=2 * size / copying * 1e3)
+    ways = [lambda: torch.sum(source), lambda: torch.amax(rows, dim=1)]
+    best = min(Clock(device).repeat(call, 10).median for call in ways)
+    return source.nbytes / best * 1e3
 
 
-def card(pair: Pair, bandwidth: Bandwidth, **settings: object) -> dict[str, object]:
-    """Every fact that a figure depends on."""
+def card(pair: Pair, bandwidth: float, **settings: object) -> dict[str, object]:
+    """Collect every fact that a figure depends on."""
     sizes = bytes_of(pair)
     device = pair.device
     is_gpu = device.type == "cuda"
@@ -99,7 +86,6 @@ def card(pair: Pair, bandwidth: Bandwidth, **settings: object) -> dict[str, obje
         "target_bytes_per_pass": sizes.target,
         "draft_bytes_per_step": sizes.draft_step,
         "draft_bytes_once": sizes.draft_entry,
-        "reading_gb_per_s": bandwidth.reading / 1e9,
-        "copying_gb_per_s": bandwidth.copying / 1e9,
+        "reading_gb_per_s": bandwidth / 1e9,
         **settings,
     }

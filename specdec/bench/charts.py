@@ -6,7 +6,7 @@ wait.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def draw_charts(
 
     loop = [row for row in suites.get("loop", ()) if "load" not in row]  # no ramps
     trees = [row for row in suites.get("trees", ()) if row["num_speculative_tokens"]]
-    drawings = {
+    drawings: dict[str, tuple[Callable[[Any, Rows], None], Rows]] = {
         "anatomy.png": (_anatomy, suites.get("rounds", ())),
         "batch.png": (partial(_speeds, "per_user"), suites.get("protocol", ())),
         "loop.png": (partial(_speeds, "tokens_per_second"), loop),

@@ -1,27 +1,42 @@
-"""From process start to the first token, in a process that imports specdec as a script does."""
+"""Starts of fresh processes up to the first token, what graphs cost, and whether memory grows.
 
-import argparse
+A fresh process runs `start`, and imports specdec as a script does.
+"""
+
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from specdec.bench.bench import Bench
+from specdec.bench.pair import EngineSpec, build_engine
 from specdec.bench.report import Row
+from specdec.bench.serving import generate, greedy
+from specdec.engine import Engine
 from specdec.llm import LLM
 from specdec.requests.params import SamplingParams
 from specdec.runner import Runner
 from specdec.speculative_config import AUTO
 from specdec.start import load as loading
+from specdec.start.speculation import Drafting
 from weights.demo import demo_prompts
 
-FRESH = "from specdec import LLM; from specdec.bench.cold import main; main()"
+GIB = 1 << 30
+STARTS = 2
+FRESH = (
+    "from specdec import LLM; from specdec.bench.cold import start; "
+    "import json, sys; start(**json.loads(sys.argv[1]))"
+)
 TIMED = {
     "load_target": "target weights",
     "load_eagle": "draft weights",
@@ -33,58 +48,60 @@ TIMED = {
 }
 
 
-def cold_rows(
-    target: str, draft: str | None, K: int | str, engine: Mapping[str, object], starts: int = 2
-) -> list[Row]:
-    """Make a row for each start: seconds of each phase, and the memory of the graphs.
+def starts(bench: Bench) -> Iterator[Row]:
+    """Start fresh processes: seconds of each phase, and the memory of the graphs.
 
-    No other engine should hold GPU memory meanwhile.
-    K: num_speculative_tokens, which "auto" may be too. engine: arguments of LLM.
-
-    The starts share a cache of compiled kernels, empty at first, as after an installation.
+    They share a cache of compiled kernels, empty at first, as after an installation.
     """
-    options = json.dumps(dict(engine))
-    command = [sys.executable, "-c", FRESH, target, str(draft), str(K), options]
-    rows: list[Row] = []
+    bench.pair.drop()
+    eagle, config, options = bench.pair.eagle, bench.pair.config, bench.options
+    engine: dict[str, object] = {
+        "device": str(bench.pair.device),
+        "dtype": config.dtype,
+        "seed": config.seed,
+        "enforce_eager": config.enforce_eager,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "max_model_len": options.max_model_len,
+    }
+    if options.max_num_seqs is not None:
+        engine["max_num_seqs"] = options.max_num_seqs
+    given: dict[str, object] = {"target": str(bench.pair.target.report.directory)}
+    given |= {"speculation": None, "engine": engine}
+    if eagle is not None:
+        K = AUTO if options.adaptive else max(bench.ks)
+        draft = str(eagle.report.directory)
+        given["speculation"] = {"model": draft, "num_speculative_tokens": K}
     known = 0
     with tempfile.TemporaryDirectory() as cache:
-        for i in range(starts):
-            began = time.time()
+        for i in range(STARTS):
+            arguments = json.dumps(given | {"began": time.time()})
+            command = [sys.executable, "-c", FRESH, arguments]
             env = os.environ | {"TRITON_CACHE_DIR": cache}
-            done = subprocess.run([*command, str(began)], capture_output=True, text=True, env=env)
+            done = subprocess.run(command, capture_output=True, text=True, env=env)
             if done.returncode != 0:
                 raise RuntimeError(f"the fresh process failed:\n{done.stderr[-2000:]}")
             compiled = len(list(Path(cache).rglob("*.cubin"))) - known
             known += compiled
             seconds = json.loads(done.stdout.splitlines()[-1])
-            rows.append({"start": i + 1, "kernels_compiled": compiled} | seconds)
-    return rows
+            yield {"start": i + 1, "kernels_compiled": compiled} | seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    kinds: dict[str, Callable[[str], object]] = {
-        "target": str,
-        "draft": str,
-        "k": lambda k: k if k == AUTO else int(k),
-        "engine": json.loads,
-        "began": float,
-    }
-    for name, kind in kinds.items():
-        parser.add_argument(name, type=kind)
-    args = parser.parse_args()
-    seconds: dict[str, float] = {"python and imports": time.time() - args.began}
-    if args.engine["device"].startswith("cuda"):
+def start(
+    target: str,
+    speculation: Mapping[str, object] | None,
+    engine: Mapping[str, Any],
+    began: float,
+) -> None:
+    """Time each phase of this process, and print them as JSON. engine: arguments of LLM."""
+    seconds: dict[str, float] = {"python and imports": time.time() - began}
+    if engine["device"].startswith("cuda"):
         with _timed("CUDA", seconds):
-            torch.zeros(1, device=args.engine["device"])
+            torch.zeros(1, device=engine["device"])
     for name, phase in TIMED.items():
         setattr(loading, name, _timed(phase, seconds)(getattr(loading, name)))
     setattr(Runner, "capture", _timed("capture", seconds)(Runner.capture))  # noqa: B010
-    has_draft = args.draft != "None"
-    speculation = {"model": args.draft, "num_speculative_tokens": args.k} if has_draft else None
-    start = time.perf_counter()
-    llm = LLM(args.target, speculative_config=speculation, **args.engine)
-    seconds["the rest of LLM()"] = time.perf_counter() - start
+    with _timed("the rest of LLM()", seconds):
+        llm = LLM(target, speculative_config=speculation, **engine)
     prompts = demo_prompts()["prompts"]
     assert isinstance(prompts, list)
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
@@ -92,9 +109,9 @@ def main() -> None:
         llm.generate(prompts[0], params, use_tqdm=False)
     inside = sum(seconds.get(phase, 0.0) for phase in {*TIMED.values(), "capture"})
     seconds["the rest of LLM()"] -= inside
-    seconds["total"] = time.time() - args.began
+    seconds["total"] = time.time() - began
     num_bytes = sum(family.num_bytes for family in llm.engine.runner.graphs.counters().values())
-    print(json.dumps(seconds | {"graphs, GiB": num_bytes / (1 << 30)}))
+    print(json.dumps(seconds | {"graphs, GiB": num_bytes / GIB}))
 
 
 @contextmanager
@@ -102,3 +119,64 @@ def _timed(phase: str, seconds: dict[str, float]) -> Iterator[None]:
     start = time.perf_counter()
     yield
     seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
+
+
+def capture(bench: Bench) -> Iterator[Row]:
+    """Time each family's graphs; capture chunks in breakable pieces, then by torch.compile."""
+    is_captured = bench.pair.device.type == "cuda" and not bench.pair.config.enforce_eager
+    for chunks in ("breakable", "compiled") if is_captured else ():
+        spec = EngineSpec(
+            drafting=Drafting(max(bench.ks)),
+            max_num_seqs=max(64, *bench.options.batches),
+            max_tokens=512,
+            max_model_len=bench.options.model_len,
+            has_prefill_graphs=True,
+            compile_piecewise=chunks == "compiled",
+        )
+        bench.pair.drop()
+        engine = build_engine(bench.pair, spec)
+        row: Row = {"chunks": chunks}
+        sums: Counter[str] = Counter()
+        for name, family in engine.runner.graphs.counters().items():
+            figures: dict[str, float] = {
+                "sizes": len(family.captures),
+                "graphs": family.num_graphs,
+                "seconds": family.seconds,
+                "gib": family.num_bytes / GIB,
+            }
+            sums.update(figures)
+            yield row | {"family": name} | figures
+        yield row | {"family": "all"} | sums
+        engine.runner.clear_graphs()
+
+
+def memory(bench: Bench) -> Iterator[Row]:
+    """Read memory after a first batch, at four points of many rounds, and after clear_graphs."""
+    engine = bench.engine(Drafting(max(bench.ks)))
+    jobs = greedy(bench.prompts(8)[:8], bench.options.max_tokens)
+    num_done = num_rows = 0
+    while num_done < bench.options.rounds_of_memory:
+        num_done += max(request.stats.num_rounds for request in generate(engine, jobs))
+        if num_done >= num_rows * bench.options.rounds_of_memory / 4:
+            num_rows += 1
+            yield _memory_row(engine, f"after {num_done} rounds")
+    engine.runner.clear_graphs()
+    yield _memory_row(engine, "after clear_graphs")
+    bench.pair.drop()
+
+
+def _memory_row(engine: Engine, when: str) -> Row:
+    """Read what tensors, torch, the whole GPU and this process at its peak hold."""
+    device = engine.runner.device
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    host: Row = {"when": when, "host_peak_gib": peak * 1024 / GIB}
+    if device.type != "cuda":
+        return host
+    torch.cuda.synchronize(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return host | {
+        "allocated_gib": torch.cuda.memory_allocated(device) / GIB,
+        "reserved_gib": torch.cuda.memory_reserved(device) / GIB,
+        "used_gib": (total - free) / GIB,
+        "peak_gib": torch.cuda.max_memory_allocated(device) / GIB,
+    }

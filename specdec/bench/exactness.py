@@ -8,17 +8,19 @@ its price may be negative.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 
-from specdec.bench.attention_jobs import Job
+from specdec.bench.attention import Job
 from specdec.bench.bench import MOST_CONTEXT, Bench
-from specdec.bench.exchanges import exchanged
-from specdec.bench.pair import EngineSpec, Pair, joined, turned
+from specdec.bench.exchanges import backend_of
+from specdec.bench.pair import EngineSpec, Pair, joined
 from specdec.bench.report import Row
-from specdec.bench.rounds import time_rounds, tokens_needed
-from specdec.bench.timing import Clock
-from specdec.bench.yardsticks import yardsticks
+from specdec.bench.timing import Clock, time_rounds, tokens_needed
+from specdec.bench.yardsticks import first_line, yardsticks
+from specdec.kernels.backend import using
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import BLOCK_SIZE
+from specdec.start.speculation import Drafting
 
 Names = tuple[str, ...]  # what is exchanged
 SHIPPED: Names = ()
@@ -33,12 +35,11 @@ def exchanges(bench: Bench) -> Iterator[Row]:
         return
     bench.pair.drop()
     options = bench.options
-    for K, batch in [(K, batch) for K in bench.ks for batch in options.batches]:
-        for context in options.contexts:
-            what = f"exactness: K = {K}, batch {batch}, context {context}"
-            room = tokens_needed(options.num_rounds, K)
-            if _is_possible(bench, what, [context] * batch, room):
-                yield from of_rounds(bench, K, batch, context)
+    for K, batch, context in product(bench.ks, options.batches, options.contexts):
+        what = f"exactness: K = {K}, batch {batch}, context {context}"
+        room = tokens_needed(options.num_rounds, K)
+        if _is_possible(bench, what, [context] * batch, room):
+            yield from of_rounds(bench, K, batch, context)
     for length in PROMPTS:
         if _is_possible(bench, f"exactness: prompt of {length} tokens", [length], 1):
             yield from of_chunks(bench, max(bench.ks), length)
@@ -64,48 +65,44 @@ def of_rounds(bench: Bench, K: int, batch: int, context: int) -> list[Row]:
     options = bench.options
     pair = bench.pair
     room = tokens_needed(options.num_rounds, K)
-    prompts = [turned(pair.prompts, i, context) for i in range(batch)]
+    prompts = [joined(pair.prompts, context, i) for i in range(batch)]
     spec = EngineSpec(
-        num_speculative_tokens=K,
+        drafting=Drafting(K),
         max_num_seqs=batch,
         max_tokens=context + room,
         max_model_len=max(options.model_len, context + room),
         request_sizes=(batch,),
     )
-    job = Job(batch=batch, rows=K + 1, context=context)
 
-    def time(names: Names) -> float:
-        with exchanged(names, job, pair.device):
-            try:
-                return time_rounds(pair.engine(spec), prompts, options.num_rounds).median
-            finally:
-                pair.drop()
+    def time() -> float:
+        try:
+            return time_rounds(pair.engine(spec), prompts, options.num_rounds).median
+        finally:
+            pair.drop()
 
-    times = timings(time, OF_ROUNDS, list(yardsticks(pair.device)))
+    times = timings(time, pair, Job(batch=batch, rows=K + 1, context=context), OF_ROUNDS)
     columns: Row = {"num_speculative_tokens": K, "batch": batch, "context": context}
-    return compared(columns, "device_round_ms", times)
+    return priced(columns, "device_round_ms", times)
 
 
 def of_chunks(bench: Bench, K: int, length: int) -> list[Row]:
     """Time eager chunks, each a whole prompt."""
     pair = bench.pair
     spec = chunk_spec(K, length)
-    job = Job(batch=1, rows=length, context=length)
 
-    def time(names: Names) -> float:
-        with exchanged(names, job, pair.device):
-            return chunk_ms(pair, spec, length)
+    def time() -> float:
+        return chunk_ms(pair, spec, length)
 
-    times = timings(time, OF_CHUNKS, list(yardsticks(pair.device)))
+    times = timings(time, pair, Job(batch=1, rows=length, context=length), OF_CHUNKS)
     pair.drop(spec)
     columns: Row = {"num_speculative_tokens": K, "batch": 1, "prompt_tokens": length}
-    return compared(columns, "chunk_ms", times)
+    return priced(columns, "chunk_ms", times)
 
 
 def chunk_spec(K: int, length: int) -> EngineSpec:
     """Describe an engine that computes a prompt of this length op by op."""
     return EngineSpec(
-        num_speculative_tokens=K, max_num_seqs=1, max_model_len=length + 64, enforce_eager=True
+        drafting=Drafting(K), max_num_seqs=1, max_model_len=length + 64, enforce_eager=True
     )
 
 
@@ -119,46 +116,50 @@ def chunk_ms(pair: Pair, spec: EngineSpec, length: int) -> float:
 
 
 def timings(
-    time: Callable[[Names], float], products: Sequence[Names], attentions: Sequence[str]
+    time: Callable[[], float], pair: Pair, job: Job, products: Sequence[Names]
 ) -> dict[Names, float | str]:
     """Time the shipped one, each exchange, and the best of both kinds together, in milliseconds.
 
     A text in place of milliseconds says why an attention is not possible.
     """
-    times: dict[Names, float | str] = {names: time(names) for names in (SHIPPED, *products)}
-    for name in attentions:
-        times[(name,)] = _time_if_possible(time, (name,))
-    best_products = _fastest(times, products)
-    best_attention = _fastest(times, [(name,) for name in attentions])
+    times: dict[Names, float | str] = {}
+    attentions = [(name,) for name in yardsticks(pair.device)]
+
+    def add(names: Names, may_fail: bool = True) -> None:
+        try:
+            with using(backend_of(names, job, pair.device)):
+                times[names] = time()
+        except (RuntimeError, ValueError) as error:  # in the row, beside the others' times
+            if not may_fail:
+                raise
+            times[names] = first_line(error)
+
+    for names in (SHIPPED, *products):
+        add(names, may_fail=False)
+    for names in attentions:
+        add(names)
+    best_products, best_attention = _fastest(times, products), _fastest(times, attentions)
     if best_products and best_attention:
-        names = (*best_products, *best_attention)
-        times[names] = _time_if_possible(time, names)
+        add((*best_products, *best_attention))
     return times
 
 
-def _time_if_possible(time: Callable[[Names], float], names: Names) -> float | str:
-    try:
-        return time(names)
-    except (RuntimeError, ValueError) as error:  # in the row, beside the others' times
-        return str(error).strip().partition("\n")[0][:100] or type(error).__name__
-
-
-def compared(columns: Row, unit: str, times: Mapping[Names, float | str]) -> list[Row]:
+def priced(columns: Row, unit: str, times: Mapping[Names, float | str]) -> list[Row]:
     """Make a row for each, with the price of the shipped one against it."""
     shipped = times[SHIPPED]
     assert isinstance(shipped, float), shipped
     yardstick = _fastest(times, [names for names in times if names != SHIPPED])
     rows = []
-    for names, time in times.items():
-        is_possible = isinstance(time, float)
+    for names, found in times.items():
+        time, error = (found, None) if isinstance(found, float) else (None, found)
         rows.append(
             {
                 **columns,
                 "exchanged": " + ".join(names) or "nothing (shipped)",
-                unit: time if is_possible else None,
-                "price": shipped / time - 1 if isinstance(time, float) else None,
+                unit: time,
+                "price": None if time is None else shipped / time - 1,
                 "is_yardstick": names == yardstick,
-                "error": None if is_possible else time,
+                "error": error,
             }
         )
     return rows

@@ -1,40 +1,33 @@
 """What a round or a chunk computes with in place of our kernels: cuBLAS, and others' attention.
 
 Products come from cuBLAS, whose sums change with the number of rows, rounded to the model's dtype
-as soon as they may be; attention comes from a yardstick (contiguous_attention.py). The engine and
-all its other kernels stay what they are.
+as soon as they may be; attention comes from a yardstick. The engine and all its other kernels stay
+what they are.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.bench.attention_jobs import Job
-from specdec.bench.contiguous_attention import ContiguousAttention
-from specdec.bench.yardsticks import yardsticks
+from graphs.context import get_forward_context
+from specdec.bench.attention import Job
+from specdec.bench.yardsticks import Attend, Yardstick, yardsticks
 from specdec.kernels import jit, tl
-from specdec.kernels.backend import Backend, using
+from specdec.kernels.backend import Backend
+from specdec.models.attention import AttentionMetadata
 
 BLOCK = 1024  # of silu_mul
 
 
-@contextmanager
-def exchanged(names: Sequence[str], job: Job, device: torch.device) -> Iterator[None]:
-    """Let others compute these products in the body, and attention by the yardstick of a name.
+def backend_of(names: Sequence[str], job: Job, device: torch.device) -> Backend:
+    """Say who computes what. names: "layers", "heads", or a yardstick's.
 
     job: what attention computes in each layer
     """
-    with using(backend_of(names, job, device)):
-        yield
-
-
-def backend_of(names: Sequence[str], job: Job, device: torch.device) -> Backend:
-    """Say who computes what. names: "layers", "heads", or a yardstick's."""
     chosen = Backend()
     for name in names:
         if name == "layers":
@@ -95,3 +88,65 @@ def cublas_tile_maxima(x_TD: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]
     best_TP, ids_TP = logits_TV.view(len(x_TD), parts, -1).max(dim=-1)
     first_P = torch.arange(parts, device=x_TD.device) * (len(weight_VD) // parts)
     return best_TP.t().float().contiguous(), (ids_TP + first_P).t().to(torch.int32).contiguous()
+
+
+class ContiguousAttention:
+    """A yardstick in place of `attend`, over keys of its own.
+
+    It does the same job: as many rows and heads, in every layer of the target and the draft, over
+    as many keys and values as the context has, in the model's dtype, in memory of each layer's own,
+    so that no cache holds them. What differs: keys are random and lie in one piece (no paging, no
+    block table), their number stays that of the context while ours grow with the rounds, and what
+    an engine stores goes to the paged cache, which is not read.
+
+    It has to outlive graphs that captured it: they read its keys. A capture would record what is
+    made in it, so keys and masks are made in the warm-up before.
+    """
+
+    def __init__(self, yardstick: Yardstick, job: Job) -> None:
+        self._yardstick = yardstick
+        self._job = job
+        self._keys: dict[int, Tensor] = {}  # [L, 2, B, G, context, C] by address of the paged cache
+        self._calls: dict[tuple[torch.Size, torch.Size], Attend] = {}  # by shapes of q and k
+
+    def __call__(self, q_THC: Tensor, out_THC: Tensor, layer: int, is_picked: bool) -> None:
+        metadata = get_forward_context().attn_metadata
+        assert isinstance(metadata, AttentionMetadata), type(metadata)
+        rows, *others = metadata.finished if is_picked else metadata.groups
+        is_prompt = rows.query_start_loc is not None
+        if others or (is_prompt and not self._job.is_prompt):
+            out_THC.copy_(q_THC)  # prompts before the rounds, whose time does not count
+            return
+        B = len(rows.idx_mapping)
+        _, H, C = q_THC.shape
+        q = q_THC.view(B, -1, H, C).transpose(1, 2)
+        k, v = self._keys_of(metadata.layer_caches)[layer, :, :B]
+        found = self._call(q, k)(q, k, v).transpose(1, 2).reshape(q_THC.shape)
+        # no copy: the next product reads the result where it is
+        out_THC.set_(found.untyped_storage(), found.storage_offset(), found.shape, found.stride())
+
+    def _keys_of(self, caches: Sequence[Tensor]) -> Tensor:
+        """Make the keys of all layers at once: an engine warms up with some of them.
+
+        caches: of each layer [2, N + 1, G, S, C]
+        """
+        cache = caches[0]
+        address = cache.data_ptr()
+        if address not in self._keys:
+            _check_no_capture(cache)
+            _, _, G, _, C = cache.shape
+            shape = (len(caches), 2, self._job.batch, G, self._job.context, C)
+            self._keys[address] = torch.randn(shape, dtype=cache.dtype, device=cache.device)
+        return self._keys[address]
+
+    def _call(self, q: Tensor, k: Tensor) -> Attend:
+        shapes = q.shape, k.shape
+        if shapes not in self._calls:
+            _check_no_capture(q)
+            self._calls[shapes] = self._yardstick(q, k)
+        return self._calls[shapes]
+
+
+def _check_no_capture(x: Tensor) -> None:
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(f"no warm-up before the capture of {tuple(x.shape)}")

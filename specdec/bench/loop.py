@@ -15,17 +15,15 @@ import random
 import sys
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-import torch
-
 from graphs.frozen_heap import frozen_heap
 from specdec.bench.bench import Bench
-from specdec.bench.pair import EngineSpec, turned
-from specdec.bench.report import Row, nearest_rank, percentile
-from specdec.bench.serving import Job, first_difference
+from specdec.bench.pair import EngineSpec, joined
+from specdec.bench.report import Row, percentile
+from specdec.bench.serving import Job
 from specdec.bench.timing import Spread
 from specdec.engine import Engine
 from specdec.requests.params import SamplingParams
@@ -33,7 +31,6 @@ from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
 from specdec.scheduling.row_planner import PlannerStatistics
 from specdec.start.speculation import Drafting
-from specdec.stepping.results import HostWaits
 
 GENERATIONS = 8  # of the window, at least
 LEAST_REQUESTS = 32  # of the window
@@ -41,8 +38,6 @@ PROMPT_LENGTHS = (25, 160)
 TEMPERATURES = (0.0, 0.8)
 RAMPS = 3  # runs of a ramp
 MANY = sys.maxsize
-
-Outputs = dict[tuple[float, int], list[int]]  # token ids by temperature and request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +48,9 @@ class Window:
     tokens_per_second: float
     gaps: list[float]  # between two deliveries to one request
     first_tokens: list[float]  # from the arrival of each request of the window
-    first_steps: list[int]  # of the engine, that each of them waited for
     host_share: float | None  # of the time, in which the host did not wait for a GPU's results
     stats: SpeculationStats  # of the requests that began and ended in it
+    planned: Row  # what an adaptive engine chose
 
 
 def loop(bench: Bench) -> Iterator[Row]:
@@ -63,63 +58,46 @@ def loop(bench: Bench) -> Iterator[Row]:
 
     With --ramp the load rises from one request to the largest batch and falls again, greedily.
     """
-    return _ramps(bench) if bench.options.ramp else _loads(bench)
-
-
-def _loads(bench: Bench) -> Iterator[Row]:
-    plain: Outputs = {}
-    batches = bench.options.batches
     for drafting in bench.drafting:
-        K = drafting.name
-        spec = engine_spec(bench, drafting)
-        for batch, temperature in product(batches, bench.options.temperatures or TEMPERATURES):
-            if not bench.has_time(f"loop: K = {K}, batch {batch}, temperature {temperature}"):
-                continue
-            engine = bench.pair.engine(spec)
-            for run in range(1, bench.options.repeats + 1):
-                before = planner_statistics(engine)
-                window = run_loop(engine, jobs(bench, batch, temperature), batch)
-                found = compared(window.requests, temperature, plain) or _figures(window, batch)
-                yield (
-                    {
-                        "num_speculative_tokens": K,
-                        "batch": batch,
-                        "temperature": temperature,
-                        "run": run,
-                    }
-                    | found
-                    | planned(engine, before)
-                )
+        yield from (_ramp if bench.options.ramp else _loads)(bench, drafting)
         bench.pair.drop()
 
 
-def _ramps(bench: Bench) -> Iterator[Row]:
-    plain: Outputs = {}
-    for drafting in bench.drafting:
-        K = drafting.name
-        if bench.has_time(f"loop: K = {K}, a ramp"):
-            engine = bench.pair.engine(engine_spec(bench, drafting))
-            largest = max(bench.options.batches)
-            row: Row = {"num_speculative_tokens": K, "load": f"1 to {largest} to 1"}
-            row["batch"] = largest
-            speeds = []
-            before = planner_statistics(engine)
-            for _ in range(RAMPS):
-                speed, requests = run_ramp(engine, jobs(bench, 0, 0.0), largest)
-                speeds.append(speed)
-                row |= compared(requests, 0.0, plain) or {}
-            spread = Spread.of(speeds)
-            figures = {"tokens_per_second": spread.median, "low": spread.low, "high": spread.high}
-            yield row if "refused" in row else row | figures | planned(engine, before)
-            bench.pair.drop()
+def _loads(bench: Bench, drafting: Drafting) -> Iterator[Row]:
+    options, K = bench.options, drafting.name
+    for batch, temperature in product(options.batches, options.temperatures or TEMPERATURES):
+        if not bench.has_time(f"loop: K = {K}, batch {batch}, temperature {temperature}"):
+            continue
+        engine = bench.pair.engine(engine_spec(bench, drafting))
+        row: Row = {"num_speculative_tokens": K, "batch": batch, "temperature": temperature}
+        for run in range(1, options.repeats + 1):
+            window = run_loop(engine, jobs(bench, batch, temperature), batch)
+            found = bench.outputs.difference(window.requests) or _figures(window, batch)
+            yield row | {"run": run} | found
+
+
+def _ramp(bench: Bench, drafting: Drafting) -> Iterator[Row]:
+    K = drafting.name
+    if not bench.has_time(f"loop: K = {K}, a ramp"):
+        return
+    engine = bench.pair.engine(engine_spec(bench, drafting))
+    largest = max(bench.options.batches)
+    row: Row = {"num_speculative_tokens": K, "load": f"1 to {largest} to 1", "batch": largest}
+    speeds: list[float] = []
+    difference: Row = {}
+    before = _statistics(engine)
+    for _ in range(RAMPS):
+        speed, requests = run_ramp(engine, jobs(bench, 0, 0.0), largest)
+        speeds.append(speed)
+        difference |= bench.outputs.difference(requests)
+    figures = Spread.of(speeds).columns("tokens_per_second") | _planned(engine, before)
+    yield row | (difference or figures)
 
 
 def engine_spec(bench: Bench, drafting: Drafting) -> EngineSpec:
     """Describe an engine with room for the largest batch."""
     return EngineSpec(
-        num_speculative_tokens=drafting.num_tokens,
-        is_adaptive=drafting.is_adaptive,
-        tree=drafting.tree,
+        drafting=drafting,
         max_num_seqs=max(*bench.options.batches, bench.options.max_num_seqs or 1),
         max_tokens=PROMPT_LENGTHS[1] + bench.options.max_tokens,
         max_model_len=bench.options.model_len,
@@ -130,7 +108,6 @@ def engine_spec(bench: Bench, drafting: Drafting) -> EngineSpec:
 def jobs(bench: Bench, batch: int, temperature: float) -> Iterator[Job]:
     """Yield jobs without an end; the first ones ask for 1 / B, 2 / B, ... of the tokens."""
     chance = random.Random(0)
-    prompts = bench.pair.prompts
     most = bench.options.max_tokens
     i = 0
     while True:
@@ -140,37 +117,36 @@ def jobs(bench: Bench, batch: int, temperature: float) -> Iterator[Job]:
             max_tokens=-(-most * (i + 1) // batch) if i < batch else most,
             ignore_eos=True,
         )
-        yield turned(prompts, i, chance.randint(*PROMPT_LENGTHS)), params
+        yield joined(bench.pair.prompts, chance.randint(*PROMPT_LENGTHS), i), params
         i += 1
 
 
-def run_loop(engine: Engine, jobs: Iterator[Job], batch: int) -> Window:
-    """Run the first generation and the window, then abort what runs.
+def run_loop(engine: Engine, jobs: Iterator[Job], batch: int, most_steps: int = MANY) -> Window:
+    """Run the first generation, or some steps of it, and the window, then abort what runs.
 
     Collections of garbage walk over what the loop itself makes, not over the outputs of others.
     """
     running = Loop(engine, jobs)
     with frozen_heap():
-        running.run(batch, batch)
-        return measured(running, batch, num_measured(batch))
+        running.run(batch, batch if most_steps == MANY else MANY, most_steps)
+        return _measured(running, batch)
 
 
-def measured(running: "Loop", batch: int, num_ends: int) -> Window:
-    """Run on until so many requests have ended, then abort what runs."""
+def _measured(running: "Loop", batch: int) -> Window:
+    """Run on until a window's requests have ended, then abort what runs."""
+    engine = running.engine
+    waits = engine.runner.results.waits
     del running.gaps[:]
-    num_before = len(running.requests)
-    num_tokens = running.num_tokens
-    waits = running.waits
-    waited = waits.seconds
+    before = _statistics(engine)
+    num_before, num_tokens, waited = len(running.requests), running.num_tokens, waits.seconds
     began = time.monotonic()
-    running.run(batch, num_ends)
+    running.run(batch, num_measured(batch))
     seconds = time.monotonic() - began
     waited = waits.seconds - waited
     num_tokens = running.num_tokens - num_tokens
-    running.end()
-    began_in_it = running.requests[num_before:]
-    latencies = (each.stats.time_to_first_token for each in began_in_it)
-    steps = (running.first_steps.get(each.request_id) for each in began_in_it)
+    engine.abort_all()
+    engine.drain()
+    latencies = (each.stats.time_to_first_token for each in running.requests[num_before:])
     ended = (each for each in running.requests if each.finish and each.finish.reason != "abort")
     done = [each.stats for each in ended if each.stats.arrival_time >= began]
     return Window(
@@ -178,9 +154,9 @@ def measured(running: "Loop", batch: int, num_ends: int) -> Window:
         tokens_per_second=num_tokens / seconds,
         gaps=running.gaps.tolist(),
         first_tokens=[latency for latency in latencies if latency is not None],
-        first_steps=[count for count in steps if count is not None],
-        host_share=1 - waited / seconds if running.device.type == "cuda" else None,
+        host_share=1 - waited / seconds if engine.runner.device.type == "cuda" else None,
         stats=SpeculationStats.merged(done),
+        planned=_planned(engine, before),
     )
 
 
@@ -205,23 +181,12 @@ class Loop:
     """Steps an engine, and begins requests as others end."""
 
     def __init__(self, engine: Engine, jobs: Iterator[Job]) -> None:
+        self.engine = engine
         self.requests: list[Request] = []  # in the order in which they began
         self.gaps = array("d")  # no collection of garbage walks over it
-        self.first_steps: dict[str, int] = {}  # until the first token, by request id
         self.num_running = 0
-        self._engine = engine
         self._jobs = jobs
-        self.num_steps = 0
-        self._began: dict[str, int] = {}  # after how many steps, by request id
         self._delivered: dict[str, float] = {}  # when, by request id
-
-    @property
-    def device(self) -> torch.device:
-        return self._engine.runner.device
-
-    @property
-    def waits(self) -> HostWaits:
-        return self._engine.runner.results.waits
 
     @property
     def num_tokens(self) -> int:
@@ -231,59 +196,34 @@ class Loop:
     def run(self, level: int, num_ends: int = MANY, most_steps: int = MANY) -> None:
         """Run until so many requests or steps have ended. level: how many run at a time."""
         self._fill(level)
-        last_step = self.num_steps + most_steps
-        while num_ends > 0 and self.num_steps < last_step:
-            changed = self._engine.step()
-            self.num_steps += 1
+        while num_ends > 0 and most_steps > 0:
+            changed = self.engine.step()
+            most_steps -= 1
             now = time.monotonic()
             for request in changed:
-                name = request.request_id
-                if name in self._delivered:
-                    self.gaps.append(now - self._delivered[name])
-                else:
-                    self.first_steps[name] = self.num_steps - self._began[name]
-                self._delivered[name] = now
+                before = self._delivered.get(request.request_id)
+                if before is not None:
+                    self.gaps.append(now - before)
+                self._delivered[request.request_id] = now
             ended = sum(request.is_finished for request in changed)
             num_ends -= ended
             self.num_running -= ended
             self._fill(level)
 
-    def end(self) -> None:
-        """Abort what runs."""
-        self._engine.abort_all()
-        self._engine.drain()
-
     def _fill(self, level: int) -> None:
-        self._begin([next(self._jobs) for _ in range(level - self.num_running)])
-
-    def _begin(self, jobs: Sequence[Job]) -> None:
-        requests = self._engine.add_requests(jobs)
-        self._began |= {request.request_id: self.num_steps for request in requests}
-        self.requests += requests
-        self.num_running += len(requests)
+        count = level - self.num_running
+        self.requests += self.engine.add_requests([next(self._jobs) for _ in range(count)])
+        self.num_running += max(count, 0)
 
 
-def compared(requests: Sequence[Request], temperature: float, plain: Outputs) -> Row | None:
-    """Compare each request with the longest output that is known of it; a row if they differ."""
-    for i, request in enumerate(requests):
-        known = plain.get((temperature, i), [])
-        both = min(len(known), len(request.token_ids))
-        difference = first_difference([request.token_ids[:both]], [known[:both]])
-        if difference is not None:
-            return {"refused": f"request {i}: {difference}"}
-        if len(request.token_ids) > len(known):
-            plain[temperature, i] = list(request.token_ids)
-    return None
-
-
-def planner_statistics(engine: Engine) -> PlannerStatistics | None:
+def _statistics(engine: Engine) -> PlannerStatistics | None:
     """Read the planner's counters; None where the number of drafts is fixed."""
     return None if engine.planner is None else engine.planner.statistics
 
 
-def planned(engine: Engine, before: PlannerStatistics | None) -> Row:
+def _planned(engine: Engine, before: PlannerStatistics | None) -> Row:
     """Say what an adaptive engine chose since `before`, and how well it foresaw the outcome."""
-    now = planner_statistics(engine)
+    now = _statistics(engine)
     if now is None or before is None:
         return {}
     stats = now.since(before)
@@ -308,9 +248,8 @@ def _figures(window: Window, batch: int) -> Row:
         "drafts_wasted": 1 - window.stats.num_accepted_tokens / drafted if drafted else None,
         "first_token_ms_p50": percentile(window.first_tokens, 50),
         "first_token_ms_p99": percentile(window.first_tokens, 99),
-        "first_token_steps_p50": nearest_rank(window.first_steps, 50),
-        "first_token_steps_p99": nearest_rank(window.first_steps, 99),
         "gap_ms_p50": percentile(window.gaps, 50),
         "gap_ms_p99": percentile(window.gaps, 99),
         "host_share": window.host_share,
+        **window.planned,
     }

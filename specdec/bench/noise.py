@@ -12,18 +12,8 @@ from itertools import product
 import torch
 
 from specdec.bench.bench import Bench
-from specdec.bench.loop import (
-    Loop,
-    Outputs,
-    compared,
-    engine_spec,
-    jobs,
-    measured,
-    num_measured,
-    planned,
-    planner_statistics,
-)
-from specdec.bench.pair import EngineSpec
+from specdec.bench.loop import engine_spec, jobs, run_loop
+from specdec.bench.pair import PLAIN
 from specdec.bench.report import Row
 from specdec.start.speculation import Drafting
 from weights.load import LoadedEagle
@@ -44,53 +34,40 @@ def noise(bench: Bench) -> Iterator[Row]:
     auto = bench.auto(eagle)
     if auto.is_adaptive and bench.pair.device.type != "cuda":  # costs are measured with graphs
         return
-    plain_spec, spec = engine_spec(bench, Drafting(0)), engine_spec(bench, auto)
-    known: Outputs = {}
     for batch, temperature in product(bench.options.batches, bench.options.temperatures or (0.0,)):
-        if not bench.has_time(f"noise: batch {batch}, temperature {temperature}"):
-            continue
-        settings = (
-            ("plain", plain_spec, False, STEPS_WITH_NOISE),
-            ("with_noise", spec, True, STEPS_WITH_NOISE),
-            ("again", spec, False, STEPS_WITHOUT),
-            ("later", spec, False, STEPS_WITHOUT),
-        )
-        row: Row = {"num_speculative_tokens": auto.name, "batch": batch}
-        row["temperature"] = temperature
-        speeds: dict[str, float] = {}
-        choices: Row = {}
-        for name, of_setting, has_noise, num_steps in settings:
-            with random_weights(eagle) if has_noise else nullcontext():
-                speeds[name], difference, chosen = _loop(
-                    bench, of_setting, batch, temperature, num_steps, known
-                )
-            row |= difference or {}
-            if has_noise:
-                choices = {f"noise_{name}": value for name, value in chosen.items()}
-        if "refused" not in row:
-            row |= speeds
-            row["noise_over_plain"] = speeds["with_noise"] / speeds["plain"]
-            row["again_over_best"] = speeds["again"] / max(speeds["again"], speeds["later"])
-            row |= choices
-        yield row
+        if bench.has_time(f"noise: batch {batch}, temperature {temperature}"):
+            row: Row = {"num_speculative_tokens": auto.name, "batch": batch}
+            row["temperature"] = temperature
+            yield row | _figures(bench, eagle, auto, batch, temperature)
     bench.pair.drop()
 
 
-def _loop(
-    bench: Bench,
-    spec: EngineSpec,
-    batch: int,
-    temperature: float,
-    num_steps: int,
-    known: Outputs,
-) -> tuple[float, Row | None, Row]:
-    """Measure speed after so many steps; say where an output differs and what was planned."""
-    engine = bench.pair.engine(spec)
-    running = Loop(engine, jobs(bench, batch, temperature))
-    running.run(batch, most_steps=num_steps)
-    before = planner_statistics(engine)
-    speed = measured(running, batch, num_measured(batch)).tokens_per_second
-    return speed, compared(running.requests, temperature, known), planned(engine, before)
+def _figures(
+    bench: Bench, eagle: LoadedEagle, auto: Drafting, batch: int, temperature: float
+) -> Row:
+    speeds: dict[str, float] = {}
+    choices: Row = {}
+    for name, drafting, num_steps in (
+        ("plain", PLAIN, STEPS_WITH_NOISE),
+        ("with_noise", auto, STEPS_WITH_NOISE),
+        ("again", auto, STEPS_WITHOUT),
+        ("later", auto, STEPS_WITHOUT),
+    ):
+        has_noise = name == "with_noise"
+        engine = bench.pair.engine(engine_spec(bench, drafting))
+        with random_weights(eagle) if has_noise else nullcontext():
+            window = run_loop(engine, jobs(bench, batch, temperature), batch, num_steps)
+        if difference := bench.outputs.difference(window.requests):
+            return difference
+        speeds[name] = window.tokens_per_second
+        if has_noise:
+            choices = {f"noise_{key}": value for key, value in window.planned.items()}
+    return {
+        **speeds,
+        "noise_over_plain": speeds["with_noise"] / speeds["plain"],
+        "again_over_best": speeds["again"] / max(speeds["again"], speeds["later"]),
+        **choices,
+    }
 
 
 @contextmanager

@@ -13,32 +13,31 @@ from specdec.engine import Engine
 from specdec.kernels.compilations import log_compilations
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
-from specdec.sizes import BLOCK_SIZE, EngineSizes, TreeShape
+from specdec.sizes import BLOCK_SIZE, EngineSizes
 from specdec.start.device import device_of, dtype_of, note_gpu_memory, release_memory
 from specdec.start.load import assemble, compiled
 from specdec.start.locate import locate
+from specdec.start.speculation import Drafting
 from weights.demo import demo_prompts
 from weights.errors import Problems
 from weights.files.guard import read_object
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
 
+PLAIN = Drafting(0)
 NO_PREFILL_GRAPHS = {"target_prefill": "NONE", "draft_prefill": "FULL_DECODE_ONLY"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """What an engine is built for. K = 0 is plain decoding.
+    """What an engine is built for.
 
-    is_adaptive: K is the most drafts, and as many are made as pay; on a GPU with graphs. tree: of K
-    levels, with is_adaptive where it pays; None: chains. confidence_threshold: of the draft, 0: it
-    never stops; with is_adaptive it is the one that pays.
+    drafting: adaptive on a GPU with graphs only.
     max_tokens: prompt and answer of a request, in the mean at least: the cache has room for
     max_num_seqs of them; None: max_model_len. request_sizes: of full graphs; None: the default
-    ones. has_prefill_graphs: off, since few suites time prompts and
-    capturing takes time.
+    ones. has_prefill_graphs: off, since few suites time prompts and capturing takes time.
     """
 
-    num_speculative_tokens: int
+    drafting: Drafting = PLAIN
     max_num_seqs: int
     max_model_len: int
     max_tokens: int | None = None
@@ -46,9 +45,6 @@ class EngineSpec:
     has_prefill_graphs: bool = False
     compile_piecewise: bool = False
     enforce_eager: bool = False
-    is_adaptive: bool = False
-    tree: TreeShape | None = None
-    confidence_threshold: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +60,7 @@ class Pair:
     _engines: dict[EngineSpec, Engine] = field(default_factory=dict)
 
     def engine(self, spec: EngineSpec, keep: int = 2) -> Engine:
-        """A new engine or a kept one. Keep the last `keep` others."""
+        """Build an engine, or take a kept one; keep the last `keep` others."""
         engine = self._engines.pop(spec, None)
         while len(self._engines) > keep:
             self.drop(next(iter(self._engines)))
@@ -87,7 +83,7 @@ def load_pair(
     prompts: Path | None = None,
     **engine: object,
 ) -> Pair:
-    """dtype auto: as stored on a GPU, float32 on the CPU. prompts: a file like prompts.json.
+    """Load both; dtype auto: as stored on a GPU, float32 on the CPU. prompts: like prompts.json.
 
     engine: seed and enforce_eager, of every engine, and gpu_memory_utilization, of those of LLM.
     """
@@ -106,31 +102,22 @@ def load_pair(
 
 
 def read_prompts(target: Path, file: Path | None) -> list[list[int]]:
-    """Token ids: from the file, prompts.json beside the target, or the bundled pair."""
+    """Read token ids: from the file, prompts.json beside the target, or the bundled pair."""
     beside = target.parent / "prompts.json"
     file = file or (beside if beside.is_file() else None)
-    try:
-        prompts = (_read_object(file) if file else demo_prompts())["prompts"]
-        assert isinstance(prompts, list), type(prompts)
-    except (ValueError, LookupError, TypeError, AssertionError) as error:
-        raise ValueError(
-            f'{file}: give JSON, {{"prompts": [[token ids of one], ...]}}: {error}'
-        ) from error
+    problems = Problems(target if file is None else file.parent)
+    found = demo_prompts() if file is None else read_object(file, problems)
+    prompts = (found or {}).get("prompts")
+    if not isinstance(prompts, list):
+        why = problems.lines[0] if problems.lines else 'no list "prompts"'
+        raise ValueError(f'{file}: give JSON, {{"prompts": [[token ids of one], ...]}}: {why}')
     return prompts
 
 
-def _read_object(file: Path) -> dict[str, object]:
-    """The JSON object in a regular file of bounded size. ValueError: it is none."""
-    problems = Problems(file.parent)
-    found = read_object(file, problems)
-    if found is None:
-        raise ValueError(problems.lines[0])
-    return found
-
-
 def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
-    """A new engine, with its graphs captured."""
-    K = spec.num_speculative_tokens
+    """Build a new engine, with its graphs captured."""
+    drafting = spec.drafting
+    K = drafting.num_tokens
     B = spec.max_num_seqs
     blocks_per_request = -(-((spec.max_tokens or spec.max_model_len) + K + 1) // BLOCK_SIZE)
     sizes = EngineSizes(
@@ -139,8 +126,8 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
         max_num_batched_tokens=max(8192, B * (K + 1)),
         num_kv_blocks=B * blocks_per_request,
         num_speculative_tokens=K,
-        is_adaptive=spec.is_adaptive,
-        tree=spec.tree,
+        is_adaptive=drafting.is_adaptive,
+        tree=drafting.tree,
     )
     graphs = GraphConfig(
         modes=graph_modes(None if spec.has_prefill_graphs else NO_PREFILL_GRAPHS),
@@ -149,31 +136,26 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
     )
     is_eager = spec.enforce_eager or pair.config.enforce_eager
     is_captured = pair.device.type == "cuda" and not is_eager
-    if spec.is_adaptive and not is_captured:
+    if drafting.is_adaptive and not is_captured:
         raise ValueError("--adaptive: costs are measured with graphs, on a GPU only")
-    backend = CudaBackend(pair.device) if is_captured else None
     build = partial(
         Runner,
         pair.target,
         pair.eagle,
         device=pair.device,
         graph_config=graphs,
-        confidence_threshold=None if spec.is_adaptive else spec.confidence_threshold,
+        backend=CudaBackend(pair.device) if is_captured else None,
+        confidence_threshold=drafting.confidence_threshold,
     )
     if pair.device.type == "cuda" and spec.has_prefill_graphs:  # as users get it
         build = compiled(build, sizes, graphs, is_captured)
-    runner = build(sizes, backend=backend)
+    runner = build(sizes)
     runner.capture()
     return assemble(runner, pair.target.config, pair.tokenizer, seed=pair.config.seed)
 
 
-def turned(prompts: Sequence[Sequence[int]], first: int, length: int) -> list[int]:
-    """One prompt of `length` tokens that begins with another one of the prompts."""
+def joined(prompts: Sequence[Sequence[int]], length: int, first: int = 0) -> list[int]:
+    """Make one prompt of `length` tokens: the prompts from this one on, in turn, repeated."""
     first %= len(prompts)
-    return joined([*prompts[first:], *prompts[:first]], length)
-
-
-def joined(prompts: Sequence[Sequence[int]], length: int) -> list[int]:
-    """One prompt of exactly `length` tokens: the prompts one after another, repeated."""
-    tokens = [token for prompt in prompts for token in prompt]
+    tokens = [token for prompt in (*prompts[first:], *prompts[:first]) for token in prompt]
     return (tokens * -(-length // len(tokens)))[:length]

@@ -7,7 +7,6 @@ model: the sum over its weights.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -22,26 +21,35 @@ from specdec.kernels.gate_up import gate_up
 from specdec.kernels.linear import linear, split_linear
 
 ROWS = (1, 4, 6, 8, 16, 32, 48, 64, 128, 192, 256, 384, 512)
-Product = Callable[[Tensor, Tensor], object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weight:
-    """Weights of one role and shape. owner: the model, "target" or "draft"."""
+def products(bench: Bench) -> Iterator[Row]:
+    """Time every weight's product at few rows, ours and cuBLAS's, as a share of the bandwidth."""
+    totals: dict[tuple[str, int], list[tuple[int, float, float]]] = defaultdict(list)
+    for (owner, role), weights in weights_of(bench.pair).items():
+        if not bench.has_time(f"products: {owner} {role}"):
+            continue
+        first, count = weights[0], len(weights)
+        N, K, size = *first.shape, first.nbytes
+        copies = max(1, -(-CACHES // (size * count))) if first.is_cuda else 1
+        tensors = weights + [tensor.clone() for tensor in weights * (copies - 1)]
+        for M in ROWS:
+            x = torch.randn(M, K, device=first.device).to(first.dtype)
+            ours, cublas = (
+                1e-3 * per_call_ms(x.device, [partial(product, x, each) for each in tensors])
+                for product in _products(role)
+            )
+            named: Row = {"weight": f"{owner} {role}", "N": N, "K": K, "M": M}
+            yield named | _figures(size, ours, cublas, bench.bandwidth)
+            totals[owner, M].append((count * size, count * ours, count * cublas))
+    for (owner, M), parts in totals.items():
+        size, ours, cublas = map(sum, zip(*parts, strict=True))
+        figures = _figures(int(size), ours, cublas, bench.bandwidth)
+        yield {"weight": f"{owner}: all", "M": M} | figures
 
-    owner: str
-    role: str
-    tensors: list[Tensor]
-    ours: Product
-    cublas: Product
 
-    @property
-    def name(self) -> str:
-        return f"{self.owner} {self.role}"
-
-
-def weights_of(pair: Pair) -> list[Weight]:
-    """Group the matrices of both models by role, each with the product that its reader needs."""
+def weights_of(pair: Pair) -> dict[tuple[str, str], list[Tensor]]:
+    """Group the matrices of both models by owner, "target" or "draft", and by role."""
     found: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
     parts = {"target": pair.target.tensors}
     if pair.eagle is not None:
@@ -52,53 +60,21 @@ def weights_of(pair: Pair) -> list[Weight]:
                 found[owner, name.split(".")[-2]].append(tensor)
     if "lm_head.weight" not in pair.target.tensors:
         found["target", "lm_head"].append(pair.target.tensors["embed_tokens.weight"])
-    return [
-        Weight(owner=owner, role=role, tensors=tensors, ours=_ours(role), cublas=_cublas(role))
-        for (owner, role), tensors in found.items()
-    ]
+    return found
 
 
-def _ours(role: str) -> Product:
-    if role == "gate_up_proj":
-        return gate_up
+def _products(role: str) -> tuple[Callable[..., object], Callable[..., object]]:
+    """Choose ours, as its reader needs it, and cuBLAS's."""
     if role == "lm_head":
-        return lambda x, w: linear(x, w, out_dtype=torch.float32)
-    return linear if role == "fc" else split_linear
+        return partial(linear, out_dtype=torch.float32), _in_float32
+    ours: dict[str, Callable[..., object]] = {"gate_up_proj": gate_up, "fc": linear}
+    return ours.get(role, split_linear), F.linear
 
 
-def _cublas(role: str) -> Product:
-    def in_float32(x: Tensor, w: Tensor) -> Tensor:
-        if x.is_cuda and x.dtype != torch.float32:
-            return torch.mm(x, w.t(), out_dtype=torch.float32)
-        return F.linear(x, w).float()
-
-    return in_float32 if role == "lm_head" else F.linear
-
-
-def products(bench: Bench) -> Iterator[Row]:
-    """Time every weight's product at few rows, ours and cuBLAS's, as a share of the bandwidth."""
-    bandwidth = bench.bandwidth.reading
-    totals: dict[tuple[str, int], list[tuple[int, float, float]]] = defaultdict(list)
-    for weight in weights_of(bench.pair):
-        if not bench.has_time(f"products: {weight.name}"):
-            continue
-        first = weight.tensors[0]
-        N, K, size = *first.shape, first.nbytes
-        copies = max(1, -(-CACHES // (size * len(weight.tensors)))) if first.is_cuda else 1
-        tensors = weight.tensors + [tensor.clone() for tensor in weight.tensors * (copies - 1)]
-        for M in ROWS:
-            x = torch.randn(M, K, device=first.device).to(first.dtype)
-            ours, cublas = (
-                1e-3 * per_call_ms(x.device, [partial(product, x, each) for each in tensors])
-                for product in (weight.ours, weight.cublas)
-            )
-            named = {"weight": weight.name, "N": N, "K": K, "M": M}
-            yield named | _figures(size, ours, cublas, bandwidth)
-            count = len(weight.tensors)
-            totals[weight.owner, M].append((count * size, count * ours, count * cublas))
-    for (owner, M), parts in totals.items():
-        size, ours, cublas = map(sum, zip(*parts, strict=True))
-        yield {"weight": f"{owner}: all", "M": M} | _figures(int(size), ours, cublas, bandwidth)
+def _in_float32(x: Tensor, w: Tensor) -> Tensor:
+    if x.is_cuda and x.dtype != torch.float32:
+        return torch.mm(x, w.t(), out_dtype=torch.float32)
+    return F.linear(x, w).float()
 
 
 def _figures(size: int, ours: float, cublas: float, bandwidth: float) -> Row:

@@ -56,8 +56,3 @@ def percentile(seconds: Sequence[float], percent: int) -> float | None:
     if len(seconds) < 2:
         return 1e3 * seconds[0] if seconds else None
     return 1e3 * statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1]
-
-
-def nearest_rank(counts: Sequence[int], percent: int) -> int | None:
-    """Choose the smallest count that so many percent do not exceed; None if there is none."""
-    return sorted(counts)[-(-percent * len(counts) // 100) - 1] if counts else None

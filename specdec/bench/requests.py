@@ -11,11 +11,10 @@ import time
 from collections.abc import Iterator, Sequence
 
 from specdec.bench.bench import Bench
-from specdec.bench.pair import EngineSpec, turned
+from specdec.bench.pair import EngineSpec, joined
 from specdec.bench.report import Row
 from specdec.bench.serving import Job, generate, greedy
 from specdec.engine import Engine
-from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
 
 NUM_REQUESTS = 256
@@ -23,6 +22,7 @@ NUM_ON_CPU = 4
 BATCH = 32
 LONGEST_PROMPT = 1024
 LONGEST_ANSWER = 512
+Outputs = list[list[int]]  # token ids
 
 
 def requests(bench: Bench) -> Iterator[Row]:
@@ -30,33 +30,25 @@ def requests(bench: Bench) -> Iterator[Row]:
     pair = bench.pair
     drawn = draw_jobs(pair.prompts, NUM_REQUESTS if pair.device.type == "cuda" else NUM_ON_CPU)
     batch = bench.options.max_num_seqs or BATCH
+    batches = [drawn[i : i + batch] for i in range(0, len(drawn), batch)]
     for drafting in bench.drafting:
-        K = drafting.num_tokens
         if not bench.has_time(f"requests: K = {drafting.name}"):
             continue
         spec = EngineSpec(
-            num_speculative_tokens=K,
-            is_adaptive=drafting.is_adaptive,
-            tree=drafting.tree,
+            drafting=drafting,
             max_num_seqs=batch,
-            max_tokens=LONGEST_PROMPT + LONGEST_ANSWER + 2 * K,
+            max_tokens=LONGEST_PROMPT + LONGEST_ANSWER + 2 * drafting.num_tokens,
             max_model_len=LONGEST_PROMPT + LONGEST_ANSWER + 1,
             has_prefill_graphs=True,
         )
         engine = pair.engine(spec)
         generate(engine, drawn[:batch])  # warm-up
-        batches = [drawn[i : i + batch] for i in range(0, len(drawn), batch)]
         at_once, continuously = _serve(engine, [drawn])
         in_batches, one_by_one = _serve(engine, batches)
-        is_same = [r.token_ids for r in at_once] == [r.token_ids for r in in_batches]
-        base: Row = {
-            "num_speculative_tokens": drafting.name,
-            "requests": len(drawn),
-            "max_num_seqs": batch,
-            "same_tokens": is_same,
-        }
-        yield base | {"served": "one batch at a time"} | one_by_one
-        yield base | {"served": "continuously"} | continuously
+        row: Row = {"num_speculative_tokens": drafting.name, "requests": len(drawn)}
+        row |= {"max_num_seqs": batch, "same_tokens": at_once == in_batches}
+        yield row | {"served": "one batch at a time"} | one_by_one
+        yield row | {"served": "continuously"} | continuously
         pair.drop(spec)
 
 
@@ -69,18 +61,18 @@ def draw_jobs(prompts: Sequence[Sequence[int]], count: int) -> list[Job]:
 
     jobs: list[Job] = []
     for i in range(count):
-        prompt = turned(prompts, i, draw(160, 1.0, 8, LONGEST_PROMPT))
+        prompt = joined(prompts, draw(160, 1.0, 8, LONGEST_PROMPT), i)
         jobs += greedy([prompt], draw(128, 0.9, 4, LONGEST_ANSWER))
     return jobs
 
 
-def _serve(engine: Engine, batches: Sequence[Sequence[Job]]) -> tuple[list[Request], Row]:
-    """Run one batch after another; return the finished requests and their figures."""
+def _serve(engine: Engine, batches: Sequence[Sequence[Job]]) -> tuple[Outputs, Row]:
+    """Run one batch after another; return their outputs and figures."""
     began = time.monotonic()
     served = [request for batch in batches for request in generate(engine, batch)]
     seconds = time.monotonic() - began
     stats = [request.stats for request in served]
-    return served, {
+    return [request.token_ids for request in served], {
         "seconds": seconds,
         "tokens_per_second": sum(each.num_generated_tokens for each in stats) / seconds,
         "prompt_tokens_per_second": sum(each.num_prompt_tokens for each in stats) / seconds,

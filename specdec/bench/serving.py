@@ -5,10 +5,11 @@ tokens of a batch to the end of its last request.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
+from specdec.bench.report import Row
 from specdec.engine import Engine
 from specdec.kernels.compilations import compilations
 from specdec.requests.params import SamplingParams
@@ -18,45 +19,64 @@ from specdec.requests.stats import SpeculationStats
 Job = tuple[Sequence[int], SamplingParams]
 Found = TypeVar("Found")
 MOST_RUNS = 4
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """One run. seconds: of decoding."""
+    """One run or several, one after another. seconds: of decoding."""
 
     batch: int
-    token_ids: list[list[int]]
+    requests: list[Request]
     seconds: float
-    stats: SpeculationStats
+
+    @property
+    def stats(self) -> SpeculationStats:
+        return SpeculationStats.merged(request.stats for request in self.requests)
 
     @property
     def tokens_per_second(self) -> float:
-        return sum(len(tokens) - 1 for tokens in self.token_ids) / self.seconds
+        return sum(len(request.token_ids) - 1 for request in self.requests) / self.seconds
 
-    @property
-    def round_ms(self) -> float:
-        """Time per token and user, times tokens per round."""
-        mean = self.stats.mean_acceptance_length or 1.0
-        return 1e3 * self.batch / self.tokens_per_second * mean
+    def figures(self, plain: "Served | None") -> Row:
+        """Make a row beside plain decoding; round_ms: a user's time per token, times the tokens."""
+        speed = self.tokens_per_second
+        mean = self.stats.mean_acceptance_length
+        return {
+            "tokens_per_second": speed,
+            "against_plain": None if plain is None else speed / plain.tokens_per_second,
+            "round_ms": 1e3 * self.batch / speed * (mean or 1.0),
+            "mean_acceptance_length": mean,
+        }
 
 
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+@dataclass(slots=True)
+class Outputs:
+    """The longest output known of each job: plain decoding's, which runs first."""
+
+    _known: dict[tuple[object, ...], list[int]] = field(default_factory=dict)
+
+    def difference(self, requests: Sequence[Request]) -> Row:
+        """Compare, and remember what is new: an empty row, or "refused" and where one differs."""
+        for i, request in enumerate(requests):
+            params = request.params
+            seed = params.seed if params.temperature > 0 else None
+            job = params.temperature, seed, tuple(request.prompt_token_ids)
+            known = self._known.get(job, [])
+            for at, (ours, plain) in enumerate(zip(request.token_ids, known, strict=False)):
+                if ours != plain:
+                    return {"refused": f"prompt {i} differs from plain decoding at token {at}"}
+            if len(request.token_ids) > len(known):
+                self._known[job] = list(request.token_ids)
+        return {}
 
 
 def greedy(
     prompts: Sequence[Sequence[int]], max_tokens: int, params: SamplingParams = GREEDY
 ) -> list[Job]:
-    """Jobs of exactly `max_tokens` tokens each."""
+    """Make jobs of exactly `max_tokens` tokens each."""
     params = replace(params, max_tokens=max_tokens)
     return [(prompt, params) for prompt in prompts]
-
-
-def start(engine: Engine, jobs: Sequence[Job]) -> list[Request]:
-    """Add all jobs at once, and step until each prompt is computed."""
-    requests = engine.add_requests(jobs)
-    while engine.scheduler.waiting or engine.scheduler.prefilling:
-        engine.step()
-    return requests
 
 
 def generate(engine: Engine, jobs: Sequence[Job]) -> list[Request]:
@@ -69,7 +89,7 @@ def generate(engine: Engine, jobs: Sequence[Job]) -> list[Request]:
 
 
 def without_compiling(run: Callable[[], Found]) -> Found:
-    """What a run finds in whose time no kernel was compiled: else it is repeated.
+    """Repeat a run until no kernel was compiled in its time.
 
     The kernels of an engine of the bench are compiled when they are first launched, and a warm-up
     does not launch those of longer contexts.
@@ -90,7 +110,7 @@ def serve(
     max_tokens: int,
     params: SamplingParams = GREEDY,
 ) -> Served:
-    """All prompts once, `batch` at a time."""
+    """Serve all prompts once, `batch` at a time."""
     requests = []
     seconds = 0.0
     for first in range(0, len(prompts), batch):
@@ -100,31 +120,10 @@ def serve(
         ended = [request.stats.last_token_time or 0.0 for request in group]
         seconds += max(ended) - max(begun)
         requests += group
-    return Served(
-        batch=batch,
-        token_ids=[request.token_ids for request in requests],
-        seconds=max(seconds, 1e-9),
-        stats=SpeculationStats.merged(request.stats for request in requests),
-    )
+    return Served(batch=batch, requests=requests, seconds=max(seconds, 1e-9))
 
 
 def merged(runs: Sequence[Served]) -> Served:
-    """One run after another, all of the same batch."""
-    return Served(
-        batch=runs[0].batch,
-        token_ids=[tokens for run in runs for tokens in run.token_ids],
-        seconds=sum(run.seconds for run in runs),
-        stats=SpeculationStats.merged(run.stats for run in runs),
-    )
-
-
-def first_difference(
-    found: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]
-) -> str | None:
-    """Where the first output differs from plain decoding, in words; None if all are equal."""
-    for i, (ours, plain) in enumerate(zip(found, expected, strict=True)):
-        if list(ours) != list(plain):
-            pairs = enumerate(zip(ours, plain, strict=False))
-            at = next((t for t, (a, b) in pairs if a != b), min(len(ours), len(plain)))
-            return f"prompt {i} differs from plain decoding at token {at}"
-    return None
+    """Take runs of the same batch as one, one after another."""
+    requests = [request for run in runs for request in run.requests]
+    return Served(batch=runs[0].batch, requests=requests, seconds=sum(run.seconds for run in runs))

@@ -5,64 +5,64 @@ from itertools import product
 
 from specdec.bench.attention import attention
 from specdec.bench.bench import MOST_CONTEXT, Bench
-from specdec.bench.capture import capture, memory
 from specdec.bench.card import bytes_of
-from specdec.bench.cold import cold_rows
+from specdec.bench.cold import capture, memory, starts
 from specdec.bench.exactness import exchanges
-from specdec.bench.first_token import first_token
 from specdec.bench.loop import loop
 from specdec.bench.noise import noise
-from specdec.bench.pair import EngineSpec, turned
+from specdec.bench.pair import EngineSpec, joined
 from specdec.bench.products import products
 from specdec.bench.report import Row
 from specdec.bench.requests import requests
-from specdec.bench.rounds import time_phases, time_rounds, tokens_needed
-from specdec.bench.serving import first_difference, serve
-from specdec.bench.timing import Spread
+from specdec.bench.serving import Served, generate, greedy, serve
+from specdec.bench.timing import Spread, time_phases, time_rounds, tokens_needed
 from specdec.bench.trees import trees
 from specdec.engine import Engine
-from specdec.sizes import BLOCK_SIZE, TreeShape
-from specdec.speculative_config import AUTO
-from specdec.step import PHASES
+from specdec.sizes import BLOCK_SIZE
+from specdec.start.speculation import Drafting
+
+LENGTHS = (64, 128, 256, 512, 1024, 2048, 8192, 16384)  # of first_token's prompts
+LONGEST_EAGER = 2048  # from there on launching op by op costs nothing
+NUM_REQUESTS = 12  # of each length; the first two warm up
 
 
 def protocol(bench: Bench) -> Iterator[Row]:
     """Measure tokens per second for every K at every batch."""
+    plain: dict[int, Served] = {}
     for K, batch in product(bench.ks, bench.options.batches):
-        if bench.has_time(f"K = {K}, batch {batch}"):
-            yield bench.run(K, batch)
+        if not bench.has_time(f"K = {K}, batch {batch}"):
+            continue
+        run, difference = bench.serve(bench.engine(Drafting(K)), batch)
+        if K == 0:
+            plain[batch] = run
+        rates = run.stats.acceptance_rate_per_position
+        row: Row = {"num_speculative_tokens": K, "batch": batch}
+        row |= difference or {
+            **run.figures(plain.get(batch)),
+            "per_user": run.tokens_per_second / batch,
+            "accepted_per_position": " ".join(f"{rate:.3f}" for rate in rates),
+        }
+        bench.results.append(row)
+        yield row
 
 
 def rounds(bench: Bench) -> Iterator[Row]:
     """Time rounds in steady state and their phases on the device, beside the floor."""
     num_rounds = bench.options.num_rounds
     for K, batch in product(bench.ks, bench.options.batches):
-        if "refused" in bench.runs.get((K, batch), {}):
-            yield bench.runs[K, batch]
-        elif bench.has_time(f"rounds: K = {K}, batch {batch}"):
+        if bench.has_time(f"rounds: K = {K}, batch {batch}"):
             prompts = bench.prompts(batch)[:batch]
-            phases = time_phases(bench.engine(K, batch), prompts, num_rounds)
-            medians = {name: phases[name].median if name in phases else None for name in PHASES}
-            yield _round_row(bench, K, batch) | medians
-
-
-def _round_row(bench: Bench, K: int, batch: int) -> Row:
-    """Time a round by the device's clock, beside the floor of its bytes."""
-    prompts = bench.prompts(batch)[:batch]
-    spread = time_rounds(bench.engine(K, batch), prompts, bench.options.num_rounds)
-    floor = bytes_of(bench.pair).floor_ms(K, bench.bandwidth.reading)
-    row: Row = {"num_speculative_tokens": K, "batch": batch}
-    return row | _columns(spread) | {"floor_ms": floor, "of_floor": floor / spread.median}
+            engine = bench.engine(Drafting(K))
+            floor = bytes_of(bench.pair).floor_ms(K, bench.bandwidth)
+            spread = time_rounds(engine, prompts, num_rounds)
+            row: Row = {"num_speculative_tokens": K, "batch": batch} | _columns(spread)
+            row |= {"floor_ms": floor, "of_floor": floor / spread.median}
+            yield row | time_phases(engine, prompts, num_rounds)
 
 
 def _columns(spread: Spread) -> Row:
     """Give the mean too, since rounds of a tree differ by where its paths begin."""
-    return {
-        "device_round_ms": spread.median,
-        "low": spread.low,
-        "high": spread.high,
-        "mean_round_ms": spread.mean,
-    }
+    return spread.columns("device_round_ms") | {"mean_round_ms": spread.mean}
 
 
 def context(bench: Bench) -> Iterator[Row]:
@@ -72,53 +72,52 @@ def context(bench: Bench) -> Iterator[Row]:
     adds rounds of these, greedy and full. verify_ms: the target's pass and its choice.
     """
     options = bench.options
-    kinds: list[tuple[int, TreeShape | None]] = [(K, None) for K in bench.ks]
-    kinds += [(tree.num_levels, tree) for tree in options.trees or ()]
-    most_drafts = max(K if tree is None else tree.num_nodes for K, tree in kinds)
-    room = max(tokens_needed(options.num_rounds, most_drafts), options.max_tokens)
+    kinds = [Drafting(K) for K in bench.ks]
+    kinds += [Drafting(tree.num_levels, tree=tree) for tree in options.trees or ()]
+    room = max(tokens_needed(options.num_rounds, _num_drafts(kind)) for kind in kinds)
+    room = max(room, options.max_tokens)
     longest = bench.pair.target.config.max_position_embeddings - room
-    plain: dict[tuple[int, ...], list[list[int]]] = {}
-    for (K, tree), batch in product(kinds, options.batches):
-        contexts = [n for n in options.contexts if n <= longest]
+    contexts = [n for n in options.contexts if n <= longest]
+    for drafting, batch in product(kinds, options.batches):
         ways = [[n] * batch for n in contexts]
         if batch > 1 and len(contexts) > 1:
             ways.append([max(contexts)] + [min(contexts)] * (batch - 1))
         ways = [lengths for lengths in ways if sum(lengths) <= MOST_CONTEXT]
-        if not ways or not bench.has_time(f"context: {tree or f'K = {K}'}, batch {batch}"):
+        K = drafting.num_tokens
+        if not ways or not bench.has_time(f"context: {drafting.tree or f'K = {K}'}, batch {batch}"):
             continue
         spec = EngineSpec(
-            num_speculative_tokens=K,
-            tree=tree,
+            drafting=drafting,
             max_num_seqs=batch,
             max_model_len=max(map(max, ways)) + room,
             max_tokens=-(-max(map(sum, ways)) // batch) + room + BLOCK_SIZE,
         )
         engine = bench.pair.engine(spec)
         for lengths in ways:
-            prompts = [turned(bench.pair.prompts, i, length) for i, length in enumerate(lengths)]
+            prompts = [joined(bench.pair.prompts, length, i) for i, length in enumerate(lengths)]
             served = serve(engine, prompts, batch, min(options.max_tokens, 64))
-            known = plain.setdefault(tuple(lengths), served.token_ids)
             row: Row = {
                 "longest_context": max(lengths),
                 "shortest_context": min(lengths),
                 "num_speculative_tokens": K,
-                "rows": 1 + (K if tree is None else tree.num_nodes),
+                "rows": 1 + _num_drafts(drafting),
                 "batch": batch,
                 "mean_acceptance_length": served.stats.mean_acceptance_length,
             }
-            difference = first_difference(served.token_ids, known)
-            if difference is None:
-                yield row | _context_row(bench, engine, K, prompts)
-            else:
-                yield row | {"refused": difference}
+            difference = bench.outputs.difference(served.requests)
+            yield row | (difference or _context_figures(bench, engine, K, prompts))
         bench.pair.drop(spec)
 
 
-def _context_row(bench: Bench, engine: Engine, K: int, prompts: list[list[int]]) -> Row:
+def _num_drafts(drafting: Drafting) -> int:
+    return drafting.num_tokens if drafting.tree is None else drafting.tree.num_nodes
+
+
+def _context_figures(bench: Bench, engine: Engine, K: int, prompts: list[list[int]]) -> Row:
     spread = time_rounds(engine, prompts, bench.options.num_rounds)
     phases = time_phases(engine, prompts, bench.options.num_rounds)
-    verify = sum(phases[name].median for name in ("forward", "choose"))
-    floor = bytes_of(bench.pair).floor_ms(K, bench.bandwidth.reading)
+    verify = sum(phases[name] or 0.0 for name in ("forward", "choose"))
+    floor = bytes_of(bench.pair).floor_ms(K, bench.bandwidth)
     return _columns(spread) | {"verify_ms": verify, "floor_ms_of_weights": floor}
 
 
@@ -132,6 +131,32 @@ def exactness(bench: Bench) -> Iterator[Row]:
     yield from attention(bench)
 
 
+def first_token(bench: Bench) -> Iterator[Row]:
+    """Time the first token of one prompt, in milliseconds, by graphs in pieces and op by op."""
+    limit = bench.pair.target.config.max_position_embeddings
+    lengths = [length for length in LENGTHS if length < limit]
+    few = [length for length in lengths if length <= LONGEST_EAGER]
+    for how, is_eager, these in (("graphs", False, lengths), ("op by op", True, few)):
+        if not these or not bench.has_time(f"first_token: {how}"):
+            continue
+        spec = EngineSpec(
+            drafting=Drafting(max(bench.ks)),
+            max_num_seqs=1,
+            max_model_len=these[-1] + 1,
+            has_prefill_graphs=True,
+            enforce_eager=is_eager,
+        )
+        engine = bench.pair.engine(spec)
+        for length in these:
+            jobs = greedy([joined(bench.pair.prompts, length)], 1)
+            runs = [generate(engine, jobs) for _ in range(NUM_REQUESTS)]
+            seconds = [each.stats.time_to_first_token or 0.0 for [each] in runs[2:]]
+            mode = engine.runner.graphs.dispatch_ragged(1, length, 1).target.mode.name
+            spread = Spread.of([1e3 * each for each in seconds])
+            yield {"prompt_tokens": length, "asked": how, "runs_as": mode} | spread.columns("ms")
+        bench.pair.drop(spec)
+
+
 def cold(bench: Bench) -> Iterator[Row]:
     """Time two process starts up to the first token, then captures, and read memory.
 
@@ -143,27 +168,6 @@ def cold(bench: Bench) -> Iterator[Row]:
         yield from capture(bench)
     if bench.has_time("cold: memory"):
         yield from memory(bench)
-
-
-def starts(bench: Bench) -> list[Row]:
-    """Start two fresh processes."""
-    bench.pair.drop()
-    target = str(bench.pair.target.report.directory)
-    eagle = bench.pair.eagle
-    draft = None if eagle is None else str(eagle.report.directory)
-    config = bench.pair.config
-    engine: dict[str, object] = {
-        "device": str(bench.pair.device),
-        "dtype": config.dtype,
-        "seed": config.seed,
-        "enforce_eager": config.enforce_eager,
-        "gpu_memory_utilization": config.gpu_memory_utilization,
-        "max_model_len": bench.options.max_model_len,
-    }
-    if bench.options.max_num_seqs is not None:
-        engine["max_num_seqs"] = bench.options.max_num_seqs
-    K = AUTO if bench.options.adaptive else max(bench.ks)
-    return cold_rows(target, draft, K, engine)
 
 
 SUITES: dict[str, Callable[[Bench], Iterable[Row]]] = {

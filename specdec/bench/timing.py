@@ -1,4 +1,4 @@
-"""Moments on a device's own clock, and the spread of the times between them."""
+"""Times by a device's own clock: of calls, and of rounds in steady state and their phases."""
 
 import itertools
 import statistics
@@ -10,7 +10,14 @@ from typing import Any
 
 import torch
 
+from specdec.bench.serving import greedy
+from specdec.engine import Engine
+from specdec.requests.request import Request
+from specdec.requests.sampling_flags import SamplingFlags
+from specdec.step import PHASES
+
 CACHES = 256 << 20  # bytes that a GPU's caches do not hold
+WARMUP = 5  # rounds
 Mark = Any  # torch.cuda.Event, or seconds of the host's clock
 Method = Callable[..., Any]
 
@@ -36,34 +43,37 @@ class Spread:
             mean=statistics.fmean(ordered),
         )
 
+    def columns(self, name: str) -> dict[str, object]:
+        """Make a row of the median, under this name, and the ends."""
+        return {name: self.median, "low": self.low, "high": self.high}
+
 
 class Clock:
     """CUDA events on a GPU, the host's clock elsewhere."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._spans: list[tuple[str, Mark, Mark]] = []
+        self._device = device
 
     def mark(self) -> Mark:
-        """This moment in the current stream."""
-        if self.device.type != "cuda":
+        """Note this moment in the current stream."""
+        if self._device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def milliseconds(self, start: Mark, end: Mark) -> float:
-        """Between two marks, after `wait`."""
-        is_gpu = self.device.type == "cuda"
+        """Tell the time between two marks, after `wait`."""
+        is_gpu = self._device.type == "cuda"
         return float(start.elapsed_time(end) if is_gpu else 1e3 * (end - start))
 
     def wait(self) -> None:
-        """Until the device has finished everything it was given."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        """Wait until the device has finished everything it was given."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def repeat(self, call: Callable[[], object], repeats: int, warmup: int = 3) -> Spread:
-        """Milliseconds of a call, one after another."""
+        """Time a call in milliseconds, one after another."""
         for _ in range(warmup):
             call()
         self.wait()
@@ -74,21 +84,9 @@ class Clock:
         self.wait()
         return Spread.of([self.milliseconds(a, b) for a, b in itertools.pairwise(marks)])
 
-    @contextmanager
-    def around(self, name: str) -> Iterator[None]:
-        """Note the start and the end of the body under this name."""
-        start = self.mark()
-        yield
-        self._spans.append((name, start, self.mark()))
-
-    def spans(self) -> list[tuple[str, float]]:
-        """Names and milliseconds of the bodies so far, in the order of their ends."""
-        self.wait()
-        return [(name, self.milliseconds(start, end)) for name, start, end in self._spans]
-
 
 def per_call_ms(device: torch.device, calls: Sequence[Callable[[], object]]) -> float:
-    """The median of one call, over all of them in turn, as a graph on a GPU."""
+    """Time one call, the median over all of them in turn, as a graph on a GPU."""
 
     def chain() -> None:
         for call in calls:
@@ -104,6 +102,77 @@ def per_call_ms(device: torch.device, calls: Sequence[Callable[[], object]]) -> 
         with torch.cuda.graph(graph):
             chain()
         return clock.repeat(graph.replay, 15).median / len(calls)
+
+
+class Steady:
+    """Requests whose prompts are computed; `run` goes one round on and reads nothing back."""
+
+    def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
+        self._runner = engine.runner
+        self._rows = [request.state_row for request in engine.scheduler.running]
+        self._flags = SamplingFlags.of_all(request.flags for request in requests)
+        self._bound = max(request.num_tokens for request in engine.scheduler.running) - 1
+
+    def run(self) -> None:
+        """Launch one round."""
+        self._runner.run_step(self._rows, max_num_computed=self._bound, flags=self._flags)
+        self._bound += self._runner.sizes.path_len
+
+
+@contextmanager
+def steady(engine: Engine, prompts: Sequence[Sequence[int]], num_rounds: int) -> Iterator[Steady]:
+    """Compute all prompts at once, with room for a warm-up and this many rounds; greedily."""
+    room = (num_rounds + WARMUP + 1) * engine.runner.sizes.query_len
+    scheduler = engine.scheduler
+    budget, scheduler.budget = scheduler.budget, None  # or the first would end before the last runs
+    try:
+        requests = engine.add_requests(greedy(prompts, room))
+        while scheduler.waiting or scheduler.prefilling:
+            engine.step()
+    finally:
+        scheduler.budget = budget
+    engine.drain()
+    for request in requests:
+        engine.runner.start_rows(grown=scheduler.reserve(request))
+    try:
+        yield Steady(engine, requests)
+    finally:
+        engine.abort_all()
+
+
+def tokens_needed(num_rounds: int, num_speculative_tokens: int) -> int:
+    """Count the tokens after the prompt for which an engine needs room to run `steady`."""
+    return (num_rounds + WARMUP + 2) * (num_speculative_tokens + 1)
+
+
+def time_rounds(engine: Engine, prompts: Sequence[Sequence[int]], repeats: int) -> Spread:
+    """Time a round in milliseconds."""
+    with steady(engine, prompts, repeats) as rounds:
+        return Clock(engine.runner.device).repeat(rounds.run, repeats, WARMUP)
+
+
+def time_phases(
+    engine: Engine, prompts: Sequence[Sequence[int]], repeats: int
+) -> dict[str, float | None]:
+    """Time each act of a round, the median in milliseconds; None for one that does not run."""
+    clock = Clock(engine.runner.device)
+    marks: dict[str, list[tuple[Mark, Mark]]] = {name: [] for name in PHASES}
+
+    @contextmanager
+    def noted(name: str) -> Iterator[None]:
+        start = clock.mark()
+        yield
+        marks[name].append((start, clock.mark()))
+
+    with steady(engine, prompts, repeats) as rounds:
+        for _ in range(WARMUP):
+            rounds.run()
+        with wrapped(engine.runner.acts, PHASES, noted):
+            for _ in range(repeats):
+                rounds.run()
+        clock.wait()
+    times = {name: [clock.milliseconds(*span) for span in spans] for name, spans in marks.items()}
+    return {name: statistics.median(found) if found else None for name, found in times.items()}
 
 
 @contextmanager

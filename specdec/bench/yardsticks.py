@@ -36,6 +36,11 @@ def yardsticks(device: torch.device) -> dict[str, Yardstick]:
     return found
 
 
+def first_line(error: Exception) -> str:
+    """Say in a row's cell why a yardstick is not possible."""
+    return str(error).strip().partition("\n")[0][:100] or type(error).__name__
+
+
 def flash(q: Tensor, k: Tensor) -> Attend:
     """torch's FlashAttention 2."""
     Q, L = q.shape[2], k.shape[2]

@@ -20,6 +20,7 @@ from specdec.cli.bench_options import chosen
 from specdec.cli.choices import BenchChoices
 from specdec.cli.generate import note_seed
 from specdec.cli.threads import choose_threads
+from specdec.start.speculation import Drafting
 
 THREADS_LEN = 128  # context of the engine that chooses the number of threads
 
@@ -81,7 +82,7 @@ def _load(command: BenchChoices) -> Pair:
     )
     note_seed(command.seed, temperature=0)
     K = max(suite_options(command).ks) if pair.eagle is not None else 0
-    spec = EngineSpec(num_speculative_tokens=K, max_num_seqs=1, max_model_len=THREADS_LEN)
+    spec = EngineSpec(drafting=Drafting(K), max_num_seqs=1, max_model_len=THREADS_LEN)
     if pair.device.type == "cpu":
         choose_threads(pair.engine(spec).runner)
         pair.drop(spec)
@@ -128,9 +129,7 @@ def rounded(value: object) -> object:
 
 def _whole(bench: Bench, found: Found) -> object:
     """Gather the content of the JSON."""
-    return rounded(
-        {**asdict(found), "results": list(bench.runs.values()), "skipped": bench.skipped}
-    )
+    return rounded({**asdict(found), "results": bench.results, "skipped": bench.skipped})
 
 
 def _finish(command: BenchChoices, bench: Bench, found: Found) -> None:
@@ -144,7 +143,7 @@ def _finish(command: BenchChoices, bench: Bench, found: Found) -> None:
         print(f"\nleft out{'' if limit is None else f', --max-seconds {limit}'}: {skipped}")
     names = ("context", "loop", "noise", "trees")
     apart = [row for name in names for row in found.suites.get(name, [])]
-    rows = [*bench.runs.values(), *apart]
+    rows = [*bench.results, *apart]
     refused = [row for row in rows if "refused" in row]
     for row in refused:
         K = row["num_speculative_tokens"]

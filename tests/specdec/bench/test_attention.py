@@ -10,12 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from specdec.bench import attention as suite
-from specdec.bench import attention_jobs
-from specdec.bench.attention_jobs import Job, LayerShape
+from specdec.bench.attention import Job, LayerShape
 from specdec.bench.bench import Bench, BenchOptions
-from specdec.bench.card import Bandwidth
 from specdec.bench.pair import load_pair
-from specdec.bench.timing import CACHES
 from specdec.bench.yardsticks import flash_packed, yardsticks
 from specdec.cli import main
 from specdec.kernels.attention import launch, twin
@@ -33,7 +30,7 @@ def pair():
 
 @pytest.fixture
 def bench(pair):
-    return Bench(pair, Bandwidth(reading=1e12, copying=1e12), BenchOptions(max_model_len=192))
+    return Bench(pair, 1e12, BenchOptions(max_model_len=192))
 
 
 @pytest.fixture
@@ -110,43 +107,45 @@ def test_rounds_and_prompts_have_rows(bench):
 def test_a_wrong_yardstick_has_an_error_in_place_of_a_time(bench, monkeypatch):
     wrong = {"wrong": lambda q, k: lambda q, k, v: torch.zeros_like(q)}
     monkeypatch.setattr(suite, "yardsticks", lambda device: wrong)
-    row = suite.compared(LayerShape(bench.pair), Job(batch=1, rows=2, context=70), 1e12, 192)
+    row = suite.compared(bench, Job(batch=1, rows=2, context=70))
     assert row["errors"] == "wrong: differs from ours by 100.0% of the largest value"
     assert (row["yardstick"], row["yardstick_ms"], row["wrong_ms"]) == (None, None, None)
 
 
 def test_what_does_not_fit_is_said_and_left_out(bench, monkeypatch):
-    monkeypatch.setattr(LayerShape, "fits", lambda self, job: job.batch == 1 and job.rows == 1)
-    rows = list(suite.attention(bench))
-    assert [(row["batch"], row["rows"]) for row in rows] == [(1, 1)] * 2
+    def compared(_, job):
+        if job.batch > 1 or job.rows > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return {"batch": job.batch, "rows": job.rows}
+
+    monkeypatch.setattr(suite, "compared", compared)
+    assert list(suite.attention(bench)) == [{"batch": 1, "rows": 1}] * 2
     assert (
         "attention: batch 2, 3 rows, context 130: more keys than fit into memory" in bench.skipped
     )
 
 
-def test_a_gpu_has_room_for_all_copies_twice(bench, monkeypatch):
+def test_a_gpu_reads_more_copies_of_a_round_than_its_caches_hold(bench, monkeypatch):
     layer = LayerShape(bench.pair)
-    job = Job(batch=64, rows=1, context=32768)
-    size = layer.bytes_of(job)
+    size = layer.bytes_of(Job(batch=64, rows=1, context=32768))
     assert size == 2 * 64 * 32768 * layer.G * layer.C * layer.dtype.itemsize
+    monkeypatch.setattr(suite, "CACHES", 3 * layer.bytes_of(Job(batch=1, rows=1, context=70)) - 1)
+    monkeypatch.setattr(LayerShape, "random", lambda self, *shape: torch.zeros(*shape, self.C))
     layer.device = torch.device("cuda")
-    small = Job(batch=1, rows=1, context=300)
-    assert layer.num_copies(small) * layer.bytes_of(small) >= CACHES
-    for free, fits in ((6 * size, True), (4 * size, False)):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 0))
-        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-        assert layer.fits(job) is fits
+    jobs = [Job(batch=1, rows=rows, context=70) for rows in (1, 70)]
+    assert [len(layer.caches_of(job)) for job in jobs] == [3, 1]
 
 
 def test_both_kernels_and_yardsticks_see_the_same_keys(bench):
     """Paged in random order and contiguous: the reference over one equals ours over the other."""
     layer = LayerShape(bench.pair)
-    [cache] = attention_jobs.caches_of(layer, 4, 1)
+    job = Job(batch=2, rows=1, context=100)
+    [cache] = layer.caches_of(job)
     blocks = torch.tensor([[2, 0], [3, 1]])
-    k, _ = attention_jobs.contiguous(cache, blocks, 100)
+    k, _ = suite.contiguous(cache, blocks, 100)
     assert torch.equal(k[1, :, 70], cache[0, 1, :, 6])
     assert k.shape == (2, layer.G, 100, layer.C)
-    rows = attention_jobs.query_rows(layer, Job(batch=2, rows=1, context=100), blocks, 192)
+    rows = suite.query_rows(layer, job, blocks, 192)
     assert isinstance(rows, QueryRows)
     q = layer.random(2, layer.H)
     out = torch.empty_like(q)

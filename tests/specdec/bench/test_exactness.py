@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from specdec.bench import exactness as suite
+from specdec.bench.attention import Job
 from specdec.bench.bench import Bench, BenchOptions
-from specdec.bench.card import Bandwidth
-from specdec.bench.exactness import OF_ROUNDS, SHIPPED, compared, of_chunks, of_rounds, timings
+from specdec.bench.exactness import OF_ROUNDS, SHIPPED, of_chunks, of_rounds, priced, timings
 from specdec.bench.pair import Pair, load_pair
 from specdec.bench.yardsticks import yardsticks
 from specdec.kernels.attention.launch import paged_attention
+from specdec.kernels.backend import Backend
 from specdec.models import attention
 
 CPU = torch.device("cpu")
@@ -25,7 +26,7 @@ def bench(pair):
     options = BenchOptions(
         ks=(2,), batches=(1, 2), contexts=(70, 130), max_model_len=192, num_rounds=2
     )
-    yield Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
+    yield Bench(pair, 1e12, options)
     pair.drop()
 
 
@@ -93,7 +94,7 @@ def _check_unable(rows, unit):
 def test_the_shipped_round_is_never_its_own_yardstick():
     """It is the fastest here, and so the price is negative."""
     times = {SHIPPED: 4.0, ("layers",): 5.0, ("flash",): 8.0, ("flex",): "refused"}
-    rows = compared({"batch": 8}, "device_round_ms", times)
+    rows = priced({"batch": 8}, "device_round_ms", times)
 
     [yardstick] = [row for row in rows if row["is_yardstick"]]
     assert (yardstick["exchanged"], yardstick["price"]) == ("layers", pytest.approx(-0.2))
@@ -105,11 +106,27 @@ def test_the_shipped_round_is_never_its_own_yardstick():
         "is_yardstick": False,
         "error": None,
     }
-    alone = compared({}, "device_round_ms", {SHIPPED: 4.0, ("flash",): "refused"})
+    alone = priced({}, "device_round_ms", {SHIPPED: 4.0, ("flash",): "refused"})
     assert not any(row["is_yardstick"] for row in alone)
 
 
-def test_the_best_products_meet_the_best_attention():
+@pytest.fixture
+def timed(pair, monkeypatch):
+    """timed(time, attentions): the times of rounds, by time(what is exchanged)."""
+
+    def call(time, attentions):
+        exchanged = []
+        monkeypatch.setattr(suite, "yardsticks", lambda _: dict.fromkeys(attentions))
+        monkeypatch.setattr(
+            suite, "backend_of", lambda names, *_: exchanged.append(names) or Backend()
+        )
+        job = Job(batch=1, rows=1, context=70)
+        return timings(lambda: time(exchanged[-1]), pair, job, OF_ROUNDS)
+
+    return call
+
+
+def test_the_best_products_meet_the_best_attention(timed):
     speeds = {"layers": 1.2, "heads": 0.9, "flash": 0.8, "cudnn": 0.7}
 
     def time(names):
@@ -120,20 +137,20 @@ def test_the_best_products_meet_the_best_attention():
             found *= speeds[name]
         return found
 
-    times = timings(time, OF_ROUNDS, ["flash", "cudnn", "flex"])
+    times = timed(time, ["flash", "cudnn", "flex"])
     assert list(times)[-2:] == [("flex",), ("heads", "cudnn")]
     assert times["flex",] == "refused"
-    assert list(timings(time, OF_ROUNDS, ["flex"]))[-1] == ("flex",)
-    rows = compared({}, "device_round_ms", times)
+    assert list(timed(time, ["flex"]))[-1] == ("flex",)
+    rows = priced({}, "device_round_ms", times)
     assert [row["price"] for row in rows if row["is_yardstick"]] == [pytest.approx(1 / 0.63 - 1)]
 
 
-def test_only_attention_may_be_refused():
+def test_only_attention_may_be_refused(timed):
     def time(names):
         raise ValueError(f"{names} failed")
 
     with pytest.raises(ValueError, match=r"\(\) failed"):
-        timings(time, OF_ROUNDS, ["flash"])
+        timed(time, ["flash"])
 
 
 def test_every_k_batch_and_context_and_both_prompts_are_measured(bench, monkeypatch):

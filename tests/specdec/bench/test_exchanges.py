@@ -6,26 +6,32 @@ import pytest
 import torch
 
 from specdec import kernels
-from specdec.bench.attention_jobs import Job
+from specdec.bench.attention import Job
 from specdec.bench.exactness import chunk_ms, chunk_spec
-from specdec.bench.exchanges import cublas_tile_maxima, exchanged, silu_mul
+from specdec.bench.exchanges import backend_of, cublas_tile_maxima, silu_mul
 from specdec.bench.pair import EngineSpec, load_pair
-from specdec.bench.rounds import steady
+from specdec.bench.timing import steady
 from specdec.kernels import HAS_TRITON, best_token, gate_up, linear
-from specdec.kernels.backend import Backend, backend
+from specdec.kernels.backend import Backend, backend, using
 from specdec.models import layers
 from specdec.scheduling.work import PromptPart
+from specdec.start.speculation import Drafting
 from specdec.stepping import propose
 
 CPU = torch.device("cpu")
 JOB = Job(batch=2, rows=3, context=70)  # rounds of two requests with K = 2
-ROUNDS = EngineSpec(num_speculative_tokens=2, max_num_seqs=2, max_model_len=128)
+ROUNDS = EngineSpec(drafting=Drafting(2), max_num_seqs=2, max_model_len=128)
 PROMPTS = [[5, 6, 7], [8, 9]]
 
 
 @pytest.fixture(scope="module")
 def pair():
     return load_pair("demo", "demo", "cpu", "auto")
+
+
+def exchanged(names, job):
+    """Let others compute in the body."""
+    return using(backend_of(names, job, CPU))
 
 
 class Noted:
@@ -70,7 +76,7 @@ def test_every_attention_of_a_round_goes_through_the_yardstick(pair, noted):
     """The target's rows, then the draft's: after its prefill one of each request, as in a level."""
     layers_of_target = pair.target.config.num_layers
     with (
-        exchanged(["noted"], JOB, CPU),
+        exchanged(["noted"], JOB),
         steady(pair.engine(ROUNDS), PROMPTS, 2) as rounds,
     ):
         noted.calls.clear()
@@ -89,7 +95,7 @@ def test_every_attention_of_a_round_goes_through_the_yardstick(pair, noted):
 def test_every_attention_of_a_chunk_goes_through_the_yardstick(pair, noted):
     """All rows see all tokens; the draft's last layer goes on for one, and its level has one."""
     job = Job(batch=1, rows=70, context=70)
-    with exchanged(["noted"], job, CPU):
+    with exchanged(["noted"], job):
         chunk_ms(pair, chunk_spec(2, 70), 70)
 
     num_layers = pair.target.config.num_layers
@@ -100,7 +106,7 @@ def test_every_attention_of_a_chunk_goes_through_the_yardstick(pair, noted):
 def test_prompts_before_rounds_and_beside_them_are_not_attended(pair, noted):
     engine = pair.engine(ROUNDS)
     part = PromptPart(state_row=-1, prompt=[5, 6, 7, 8], start=0, length=4, blocks=[0])
-    with exchanged(["noted"], JOB, CPU), steady(engine, PROMPTS, 2):
+    with exchanged(["noted"], JOB), steady(engine, PROMPTS, 2):
         # of prompts, the draft goes on for one row of each
         of_prompts = [shapes(pair, 2, 1, 70)]
         assert [call[:2] for call in noted.calls] == of_prompts * 2
@@ -118,7 +124,7 @@ def test_the_next_product_reads_what_the_yardstick_found(pair, noted, monkeypatc
 
     monkeypatch.setattr(layers, "room_for", room_for)
     with (
-        exchanged(["noted"], JOB, CPU),
+        exchanged(["noted"], JOB),
         steady(pair.engine(ROUNDS), PROMPTS, 2) as rounds,
     ):
         asked.clear()
@@ -131,13 +137,13 @@ def test_the_next_product_reads_what_the_yardstick_found(pair, noted, monkeypatc
 
 
 def test_what_is_exchanged_is_put_back(pair, noted):
-    with exchanged(["layers", "heads", "noted"], JOB, CPU):
+    with exchanged(["layers", "heads", "noted"], JOB):
         assert None not in asdict(backend.get()).values()
-        with exchanged(["heads"], JOB, CPU):
+        with exchanged(["heads"], JOB):
             assert backend.get() == Backend(tile_maxima=cublas_tile_maxima)
         assert None not in asdict(backend.get()).values()
     assert backend.get() == Backend()
-    with pytest.raises(ZeroDivisionError), exchanged(["layers"], JOB, CPU):
+    with pytest.raises(ZeroDivisionError), exchanged(["layers"], JOB):
         _ = 1 / 0
     assert backend.get() == Backend()
     with pytest.raises(AssertionError, match="the shipped attention ran"):
@@ -163,7 +169,7 @@ def test_exchanged_products_run_no_shipped_kernel(monkeypatch):
     )
     monkeypatch.setattr("specdec.bench.exchanges.silu_mul", lambda x: x)
     x, weight = torch.randn(3, 16), torch.randn(512, 16)
-    with exchanged(("layers", "heads"), JOB, CPU):
+    with exchanged(("layers", "heads"), JOB):
         torch.testing.assert_close(linear.linear(x, weight), x @ weight.t())
         torch.testing.assert_close(
             linear.split_linear(x, weight, None).finish(torch.float32), x @ weight.t()

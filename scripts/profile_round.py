@@ -58,11 +58,11 @@ def profile_rounds(engine: Engine, prompts: Sequence[Sequence[int]], count: int)
     """Rounds in steady state under torch.profiler; on a CPU its operators stand for kernels."""
     is_gpu = engine.runner.device.type == "cuda"
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_gpu
-    with steady(engine, prompts, count + WARMUP) as rounds:
+    with steady(engine, prompts, count + WARMUP) as run_round:
 
         def run(num_rounds: int) -> None:
             for _ in range(num_rounds):
-                rounds.run()
+                run_round()
             if is_gpu:
                 torch.cuda.synchronize()
 

@@ -55,14 +55,9 @@ def starts(bench: Bench) -> Iterator[Row]:
     """
     bench.pair.drop()
     eagle, config, options = bench.pair.eagle, bench.pair.config, bench.options
-    engine: dict[str, object] = {
-        "device": str(bench.pair.device),
-        "dtype": config.dtype,
-        "seed": config.seed,
-        "enforce_eager": config.enforce_eager,
-        "gpu_memory_utilization": config.gpu_memory_utilization,
-        "max_model_len": options.max_model_len,
-    }
+    names = ("dtype", "seed", "enforce_eager", "gpu_memory_utilization")
+    engine: dict[str, object] = {name: getattr(config, name) for name in names}
+    engine |= {"device": str(bench.pair.device), "max_model_len": options.max_model_len}
     if options.max_num_seqs is not None:
         engine["max_num_seqs"] = options.max_num_seqs
     given: dict[str, object] = {"target": str(bench.pair.target.report.directory)}

@@ -54,15 +54,6 @@ class LoadOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
-    """tokens_per_word: of the server's tokenizer. most_tokens: of a prompt and its answer."""
-
-    tokens_per_word: float
-    most_tokens: int | None
-    most_answer: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
     """at: seconds from the start."""
 
@@ -78,33 +69,29 @@ async def run_load(options: LoadOptions) -> list[Row]:
         models = await listed_models(client, options.api)
         name = options.api.model or next(iter(models))
         api = replace(options.api, model=name)
-        most = models.get(name, {}).get("max_model_len")
-        lengths = Lengths(
-            tokens_per_word=await num_tokens(client, api, words(NUM_WORDS)) / NUM_WORDS,
-            most_tokens=most if isinstance(most, int) else None,
-            most_answer=options.most_answer,
-        )
+        context = models.get(name, {}).get("max_model_len")
+        room = context if isinstance(context, int) else 2 * (LONGEST + SHORTEST)
+        tokens_per_word = await num_tokens(client, api, words(NUM_WORDS)) / NUM_WORDS
         rows = []
         for rate in options.rates:
-            plan = list(arrivals(rate, options.num_requests, lengths, options.seed))
+            plan = list(arrivals(options, rate, tokens_per_word, room))
             rows.append(figures(rate, *await _run(client, api, plan), options.goodput))
     return rows
 
 
-def arrivals(rate: float, count: int, lengths: Lengths, seed: int) -> Iterator[Arrival]:
-    """Draw `count` requests at `rate` requests a second."""
-    chance = random.Random(seed)
+def arrivals(
+    options: LoadOptions, rate: float, tokens_per_word: float, room: int
+) -> Iterator[Arrival]:
+    """Draw requests at `rate` requests a second. room: tokens of a prompt and its answer."""
+    chance = random.Random(options.seed)
     at = 0.0
-    for _ in range(count):
+    for _ in range(options.num_requests):
         at += chance.expovariate(rate)
         prompt_tokens = _length(chance, PROMPT_MEAN, PROMPT_SPREAD)
-        most = _length(chance, ANSWER_MEAN, ANSWER_SPREAD)
-        if lengths.most_answer is not None:
-            most = min(most, lengths.most_answer)
-        if lengths.most_tokens is not None:
-            most = min(most, lengths.most_tokens // 2)
-            prompt_tokens = min(prompt_tokens, lengths.most_tokens // 2 - SHORTEST)
-        num_words = max(round(prompt_tokens / lengths.tokens_per_word), 1)
+        most = min(_length(chance, ANSWER_MEAN, ANSWER_SPREAD), room // 2)
+        if options.most_answer is not None:
+            most = min(most, options.most_answer)
+        num_words = max(round(min(prompt_tokens, room // 2 - SHORTEST) / tokens_per_word), 1)
         yield Arrival(at=at, prompt=words(num_words), max_tokens=most)
 
 

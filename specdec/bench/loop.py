@@ -85,7 +85,7 @@ def _ramp(bench: Bench, drafting: Drafting) -> Iterator[Row]:
     row: Row = {"num_speculative_tokens": K, "load": f"1 to {largest} to 1", "batch": largest}
     speeds: list[float] = []
     difference: Row = {}
-    before = _statistics(engine)
+    before = None if engine.planner is None else engine.planner.statistics
     for _ in range(RAMPS):
         speed, requests = run_ramp(engine, jobs(bench, 0, 0.0), largest)
         speeds.append(speed)
@@ -137,7 +137,7 @@ def _measured(running: "Loop", batch: int) -> Window:
     engine = running.engine
     waits = engine.runner.results.waits
     del running.gaps[:]
-    before = _statistics(engine)
+    before = None if engine.planner is None else engine.planner.statistics
     num_before, num_tokens, waited = len(running.requests), running.num_tokens, waits.seconds
     began = time.monotonic()
     running.run(batch, num_measured(batch))
@@ -216,25 +216,18 @@ class Loop:
         self.num_running += max(count, 0)
 
 
-def _statistics(engine: Engine) -> PlannerStatistics | None:
-    """Read the planner's counters; None where the number of drafts is fixed."""
-    return None if engine.planner is None else engine.planner.statistics
-
-
 def _planned(engine: Engine, before: PlannerStatistics | None) -> Row:
     """Say what an adaptive engine chose since `before`, and how well it foresaw the outcome."""
-    now = _statistics(engine)
-    if now is None or before is None:
+    if engine.planner is None or before is None:
         return {}
-    stats = now.since(before)
+    stats = engine.planner.statistics.since(before)
     rounds = max(stats.num_rounds, 1)
-    tokens = max(stats.predicted_tokens, 1.0)
     return {
         "rows_a_round": stats.num_rows / rounds,
         "rows_wasted": stats.wasted_share,
         "levels_a_round": stats.num_levels / rounds,
         "tree_rounds": stats.tree_share,
-        "measured_over_predicted": stats.measured_tokens / tokens,
+        "measured_over_predicted": stats.measured_tokens / max(stats.predicted_tokens, 1.0),
         "ms_over_predicted": stats.measured_ms / max(stats.predicted_ms, 1e-9),
     }
 

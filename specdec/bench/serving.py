@@ -4,10 +4,8 @@ Only decoding counts: the tokens after the first one of each request, in the tim
 tokens of a batch to the end of its last request.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TypeVar
 
 from specdec.bench.report import Row
 from specdec.engine import Engine
@@ -17,7 +15,6 @@ from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
 
 Job = tuple[Sequence[int], SamplingParams]
-Found = TypeVar("Found")
 MOST_RUNS = 4
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
@@ -88,8 +85,8 @@ def generate(engine: Engine, jobs: Sequence[Job]) -> list[Request]:
     return requests
 
 
-def without_compiling(run: Callable[[], Found]) -> Found:
-    """Repeat a run until no kernel was compiled in its time.
+def _without_compiling(engine: Engine, jobs: Sequence[Job]) -> list[Request]:
+    """Run all jobs at once, again until no kernel was compiled in its time.
 
     The kernels of an engine of the bench are compiled when they are first launched, and a warm-up
     does not launch those of longer contexts.
@@ -97,7 +94,7 @@ def without_compiling(run: Callable[[], Found]) -> Found:
     for _ in range(MOST_RUNS):
         compiled = compilations().unexpected
         before = compiled.total()
-        found = run()
+        found = generate(engine, jobs)
         if compiled.total() == before:
             return found
     raise RuntimeError(f"kernels were compiled in each of {MOST_RUNS} runs of the same requests")
@@ -115,7 +112,7 @@ def serve(
     seconds = 0.0
     for first in range(0, len(prompts), batch):
         jobs = greedy(prompts[first : first + batch], max_tokens, params)
-        group = without_compiling(partial(generate, engine, jobs))
+        group = _without_compiling(engine, jobs)
         begun = [request.stats.first_token_time or 0.0 for request in group]
         ended = [request.stats.last_token_time or 0.0 for request in group]
         seconds += max(ended) - max(begun)

@@ -5,12 +5,11 @@ from itertools import product
 
 from specdec.bench.attention import attention
 from specdec.bench.bench import MOST_CONTEXT, Bench
-from specdec.bench.card import bytes_of
 from specdec.bench.cold import capture, memory, starts
 from specdec.bench.exactness import exchanges
 from specdec.bench.loop import loop
 from specdec.bench.noise import noise
-from specdec.bench.pair import EngineSpec, joined
+from specdec.bench.pair import EngineSpec, bytes_of, joined
 from specdec.bench.products import products
 from specdec.bench.report import Row
 from specdec.bench.requests import requests

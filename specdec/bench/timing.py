@@ -12,7 +12,6 @@ import torch
 
 from specdec.bench.serving import greedy
 from specdec.engine import Engine
-from specdec.requests.request import Request
 from specdec.requests.sampling_flags import SamplingFlags
 from specdec.step import PHASES
 
@@ -85,6 +84,15 @@ class Clock:
         return Spread.of([self.milliseconds(a, b) for a, b in itertools.pairwise(marks)])
 
 
+def measure_bandwidth(device: torch.device) -> float:
+    """Read a buffer far larger than any cache, in the better of two ways; bytes per second."""
+    source = torch.ones(1 << (29 if device.type == "cuda" else 23), device=device)
+    rows = source.view(-1, 4096)
+    ways = [lambda: torch.sum(source), lambda: torch.amax(rows, dim=1)]
+    best = min(Clock(device).repeat(call, 10).median for call in ways)
+    return source.nbytes / best * 1e3
+
+
 def per_call_ms(device: torch.device, calls: Sequence[Callable[[], object]]) -> float:
     """Time one call, the median over all of them in turn, as a graph on a GPU."""
 
@@ -104,26 +112,16 @@ def per_call_ms(device: torch.device, calls: Sequence[Callable[[], object]]) -> 
         return clock.repeat(graph.replay, 15).median / len(calls)
 
 
-class Steady:
-    """Requests whose prompts are computed; `run` goes one round on and reads nothing back."""
-
-    def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
-        self._runner = engine.runner
-        self._rows = [request.state_row for request in engine.scheduler.running]
-        self._flags = SamplingFlags.of_all(request.flags for request in requests)
-        self._bound = max(request.num_tokens for request in engine.scheduler.running) - 1
-
-    def run(self) -> None:
-        """Launch one round."""
-        self._runner.run_step(self._rows, max_num_computed=self._bound, flags=self._flags)
-        self._bound += self._runner.sizes.path_len
-
-
 @contextmanager
-def steady(engine: Engine, prompts: Sequence[Sequence[int]], num_rounds: int) -> Iterator[Steady]:
-    """Compute all prompts at once, with room for a warm-up and this many rounds; greedily."""
+def steady(
+    engine: Engine, prompts: Sequence[Sequence[int]], num_rounds: int
+) -> Iterator[Callable[[], None]]:
+    """Compute all prompts at once, with room for a warm-up and this many rounds; greedily.
+
+    Gives a call that goes one round on, and reads nothing back.
+    """
     room = (num_rounds + WARMUP + 1) * engine.runner.sizes.query_len
-    scheduler = engine.scheduler
+    scheduler, runner = engine.scheduler, engine.runner
     budget, scheduler.budget = scheduler.budget, None  # or the first would end before the last runs
     try:
         requests = engine.add_requests(greedy(prompts, room))
@@ -133,9 +131,18 @@ def steady(engine: Engine, prompts: Sequence[Sequence[int]], num_rounds: int) ->
         scheduler.budget = budget
     engine.drain()
     for request in requests:
-        engine.runner.start_rows(grown=scheduler.reserve(request))
+        runner.start_rows(grown=scheduler.reserve(request))
+    rows = [request.state_row for request in scheduler.running]
+    flags = SamplingFlags.of_all(request.flags for request in requests)
+    bound = max(request.num_tokens for request in scheduler.running) - 1
+
+    def run() -> None:
+        nonlocal bound
+        runner.run_step(rows, max_num_computed=bound, flags=flags)
+        bound += runner.sizes.path_len
+
     try:
-        yield Steady(engine, requests)
+        yield run
     finally:
         engine.abort_all()
 
@@ -147,8 +154,8 @@ def tokens_needed(num_rounds: int, num_speculative_tokens: int) -> int:
 
 def time_rounds(engine: Engine, prompts: Sequence[Sequence[int]], repeats: int) -> Spread:
     """Time a round in milliseconds."""
-    with steady(engine, prompts, repeats) as rounds:
-        return Clock(engine.runner.device).repeat(rounds.run, repeats, WARMUP)
+    with steady(engine, prompts, repeats) as run:
+        return Clock(engine.runner.device).repeat(run, repeats, WARMUP)
 
 
 def time_phases(
@@ -164,12 +171,12 @@ def time_phases(
         yield
         marks[name].append((start, clock.mark()))
 
-    with steady(engine, prompts, repeats) as rounds:
+    with steady(engine, prompts, repeats) as run:
         for _ in range(WARMUP):
-            rounds.run()
+            run()
         with wrapped(engine.runner.acts, PHASES, noted):
             for _ in range(repeats):
-                rounds.run()
+                run()
         clock.wait()
     times = {name: [clock.milliseconds(*span) for span in spans] for name, spans in marks.items()}
     return {name: statistics.median(found) if found else None for name, found in times.items()}

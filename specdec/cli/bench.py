@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from specdec.bench.bench import Bench, BenchOptions
-from specdec.bench.card import card, measure_bandwidth
 from specdec.bench.charts import caption, draw_charts
-from specdec.bench.pair import EngineSpec, Pair, load_pair
+from specdec.bench.pair import EngineSpec, Pair, card, load_pair
 from specdec.bench.report import card_lines, tables
 from specdec.bench.suites import SUITES
+from specdec.bench.timing import measure_bandwidth
 from specdec.cli.bench_options import chosen
 from specdec.cli.choices import BenchChoices
 from specdec.cli.generate import note_seed

@@ -16,9 +16,8 @@ from specdec.bench import loop as loops
 from specdec.bench import noise as noises
 from specdec.bench import serving, suites
 from specdec.bench.bench import Bench, BenchOptions
-from specdec.bench.card import Bytes, bytes_of
 from specdec.bench.charts import caption, draw_charts, latest
-from specdec.bench.pair import EngineSpec, Pair, joined, load_pair
+from specdec.bench.pair import Bytes, EngineSpec, Pair, bytes_of, joined, load_pair
 from specdec.bench.report import percentile, table, tables
 from specdec.bench.requests import draw_jobs
 from specdec.bench.serving import Outputs
@@ -423,11 +422,11 @@ def test_wrapped_phases_are_unwrapped(bench, pair):
         seen.append(name)
         yield
 
-    with steady(engine, pair.prompts[:1], 2) as rounds:
+    with steady(engine, pair.prompts[:1], 2) as run_round:
         with wrapped(engine.runner.acts, PHASES, noted):
-            rounds.run()
+            run_round()
         count = len(seen)
-        rounds.run()
+        run_round()
     assert tuple(seen) == PHASES
     assert len(seen) == count
     assert not engine.scheduler.has_unfinished
@@ -580,8 +579,8 @@ def test_prompts_of_steady_rounds_do_not_wait_for_each_other(pair):
     engine.scheduler.budget = PromptBudget(costs=slow, slowdown=1.0)
     engine.scheduler.sizes = replace(engine.scheduler.sizes, max_num_batched_tokens=400)
     prompts = [list(range(3 + i, 403 + i)) for i in range(6)]
-    with steady(engine, prompts, 2) as rounds:
-        rounds.run()
+    with steady(engine, prompts, 2) as run_round:
+        run_round()
         assert len(engine.scheduler.running) == 6
     assert engine.scheduler.budget is not None
 

@@ -77,11 +77,11 @@ def test_every_attention_of_a_round_goes_through_the_yardstick(pair, noted):
     layers_of_target = pair.target.config.num_layers
     with (
         exchanged(["noted"], JOB),
-        steady(pair.engine(ROUNDS), PROMPTS, 2) as rounds,
+        steady(pair.engine(ROUNDS), PROMPTS, 2) as run_round,
     ):
         noted.calls.clear()
-        rounds.run()
-        rounds.run()
+        run_round()
+        run_round()
 
     of_round = [shapes(pair, 2, 3, 70)] * layers_of_target + [shapes(pair, 2, 1, 70)] * 2
     assert [call[:2] for call in noted.calls] == of_round * 2
@@ -125,10 +125,10 @@ def test_the_next_product_reads_what_the_yardstick_found(pair, noted, monkeypatc
     monkeypatch.setattr(layers, "room_for", room_for)
     with (
         exchanged(["noted"], JOB),
-        steady(pair.engine(ROUNDS), PROMPTS, 2) as rounds,
+        steady(pair.engine(ROUNDS), PROMPTS, 2) as run_round,
     ):
         asked.clear()
-        rounds.run()
+        run_round()
 
     assert len(asked) == pair.target.config.num_layers + 2
     for q_THC, out_THC in asked:

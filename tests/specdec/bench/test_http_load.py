@@ -10,10 +10,23 @@ import pytest
 
 from specdec.bench.charts import draw_charts
 from specdec.bench.http_client import Api, Timing, listed_models, num_tokens, timed
-from specdec.bench.http_load import Lengths, arrivals, figures
+from specdec.bench.http_load import LoadOptions, arrivals, figures
 
 API = Api(url="http://x", model="m", is_chat=False, api_key="k", fields={"temperature": 0})
-LENGTHS = Lengths(tokens_per_word=2.0, most_tokens=None, most_answer=None)
+ROOM = 1 << 20  # tokens
+
+
+def plan_of(rate, count, seed, tokens_per_word=2.0, room=ROOM, most_answer=None):
+    options = LoadOptions(
+        api=API,
+        rates=[rate],
+        num_requests=count,
+        most_answer=most_answer,
+        goodput={},
+        seed=seed,
+        timeout=1.0,
+    )
+    return list(arrivals(options, rate, tokens_per_word, room))
 
 
 def answer_of(handler):
@@ -32,7 +45,7 @@ def stream(*events):
 
 
 def test_arrivals_are_a_poisson_process_with_the_means_of_sharegpt():
-    plan = list(arrivals(4.0, 4000, LENGTHS, seed=1))
+    plan = plan_of(4.0, 4000, seed=1)
     gaps = [b.at - a.at for a, b in itertools.pairwise(plan)]
     assert statistics.mean(gaps) == pytest.approx(0.25, rel=0.1)
     assert statistics.stdev(gaps) == pytest.approx(0.25, rel=0.1)
@@ -42,7 +55,7 @@ def test_arrivals_are_a_poisson_process_with_the_means_of_sharegpt():
 
 
 def test_times_and_lengths_follow_from_the_seed_and_prompts_are_new():
-    one, two = (list(arrivals(1.0, 9, LENGTHS, seed=5)) for _ in range(2))
+    one, two = (plan_of(1.0, 9, seed=5) for _ in range(2))
     assert [(each.at, each.max_tokens) for each in one] == [
         (each.at, each.max_tokens) for each in two
     ]
@@ -51,8 +64,7 @@ def test_times_and_lengths_follow_from_the_seed_and_prompts_are_new():
 
 
 def test_a_request_fits_into_the_context_that_the_server_lists():
-    lengths = Lengths(tokens_per_word=1.0, most_tokens=128, most_answer=20)
-    plan = list(arrivals(1.0, 500, lengths, seed=0))
+    plan = plan_of(1.0, 500, seed=0, tokens_per_word=1.0, room=128, most_answer=20)
     assert max(len(each.prompt.split()) for each in plan) <= 60
     assert max(each.max_tokens for each in plan) == 20
 

@@ -43,8 +43,8 @@ def draw_charts(
     trees = [row for row in suites.get("trees", ()) if row["num_speculative_tokens"]]
     drawings: dict[str, tuple[Callable[[Any, Rows], None], Rows]] = {
         "anatomy.png": (_anatomy, suites.get("rounds", ())),
-        "batch.png": (partial(_speeds, "per_user"), suites.get("protocol", ())),
-        "loop.png": (partial(_speeds, "tokens_per_second"), loop),
+        "batch.png": (partial(_speeds, "per_user", "Speed per user"), suites.get("protocol", ())),
+        "loop.png": (partial(_speeds, "tokens_per_second", "Requests in a closed loop"), loop),
         "products.png": (_products, suites.get("products", ())),
         "serve.png": (_waiting, suites.get("serve", ())),
     }
@@ -85,23 +85,21 @@ def _anatomy(axes: Any, rows: Rows) -> None:
     axes.set(ylabel="ms of a round on the device", title="Where a round's time goes")
 
 
-def _speeds(name: str, axes: Any, rows: Rows) -> None:
+def _speeds(name: str, title: str, axes: Any, rows: Rows) -> None:
     """Draw a line for each K over the requests at a time, dotted where sampled."""
     rows = latest(rows)
     temperatures = _values(rows, "temperature")
     Ks = sorted(_values(rows, "num_speculative_tokens"), key=str)
     for K, T in itertools.product(Ks, temperatures):
         points = _where(rows, num_speculative_tokens=K, temperature=T)
-        label = None if T > 0 else f"K = {K}"
+        style = {"linestyle": ":"} if T > 0 else {"label": f"K = {K}"}
         color = f"C{K}" if isinstance(K, int) else "black"
-        _plot(
-            axes, points, "batch", name, linestyle=":" if T > 0 else "-", color=color, label=label
-        )
-    dotted = "; dotted: temperature 0.8" if len(temperatures) > 1 else ""
+        _plot(axes, points, "batch", name, color=color, **style)
+    sampled = ", ".join(f"{T:g}" for T in sorted(temperatures) if T > 0)
     axes.set(
         xlabel="requests that run at all times",
         ylabel="tokens per second" + (" and user" if name == "per_user" else ""),
-        title=f"Requests in a closed loop{dotted}",
+        title=title + (f"; dotted: temperature {sampled}" if sampled else ""),
     )
     _powers_of_two(axes, [row["batch"] for row in rows])
 

@@ -22,6 +22,7 @@ def run(capsys, monkeypatch):
     """run("scripts.soak", ...): what a script prints."""
 
     def call(module: str, *args: str) -> str:
+        monkeypatch.delitem(sys.modules, module, raising=False)  # a test may have imported it
         monkeypatch.setattr(sys, "argv", [module, *args])
         runpy.run_module(module, run_name="__main__")
         return capsys.readouterr().out

@@ -45,11 +45,9 @@ class Api:
 
     @property
     def path(self) -> str:
-        """Name the route that is measured."""
         return f"{self.url}/v1/{'chat/completions' if self.is_chat else 'completions'}"
 
     def headers(self) -> dict[str, str]:
-        """Make headers with the key."""
         return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
 
     def body(self, prompt: str, max_tokens: int) -> dict[str, object]:

@@ -22,7 +22,7 @@ Yardstick = Callable[[Tensor, Tensor], Attend]
 
 
 def yardsticks(device: torch.device) -> dict[str, Yardstick]:
-    """By name, those that this machine has."""
+    """List those that this machine has, by name."""
     if device.type != "cuda":
         return {"math": partial(masked, SDPBackend.MATH), "flex": flex}
     found: dict[str, Yardstick] = {
@@ -42,7 +42,7 @@ def first_line(error: Exception) -> str:
 
 
 def flash(q: Tensor, k: Tensor) -> Attend:
-    """torch's FlashAttention 2."""
+    """Run torch's FlashAttention 2."""
     Q, L = q.shape[2], k.shape[2]
     if 1 < Q < L:
         bias = causal_lower_right(Q, L)

@@ -8,18 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from weights.bind import check_binding, check_dtypes
+from weights.bind import check_binding
 from weights.config import EagleConfig, TargetConfig
 from weights.draft.resolve import resolve_eagle
 from weights.errors import CheckpointError, Problems, listed, shown
 from weights.fields import read_json_object
 from weights.files.header import TensorEntry
 from weights.files.reader import Reader
-from weights.load import make_report
-from weights.rename import TARGET_ROWS, rename
+from weights.load import bind_target, make_report
 from weights.report import BindingReport, Log, wrapped
-from weights.shapes import eagle_shapes, target_shapes
-from weights.target import resolve_target
+from weights.shapes import eagle_shapes
 
 OPEN = (
     "not checked without the target: taps, shapes of fc and embedding, vocabulary, d2t values, "
@@ -47,18 +45,14 @@ class Inspection:
 
         Tensors that differ by the numbers in their names alone share a line.
         """
-        report = self.report.text(width).splitlines()
-        report += [f"  problem: {problem}" for problem in self.problems]
+        lines = str(self.report).splitlines()
+        lines += [f"  problem: {problem}" for problem in self.problems]
         total = sum(entry.num_bytes for entry in self.tensors)
-        report.append(f"{len(self.tensors)} tensors, {total:,} bytes")
+        lines.append(f"{len(self.tensors)} tensors, {total:,} bytes")
         groups = _groups(self.tensors)
         longest = max((len(name) for name, _ in groups), default=0)
-        tensors = [f"  {name:<{longest}}  {_row(entries)}" for name, entries in groups]
-        if width is not None and max(map(len, tensors), default=0) > width:
-            tensors = []
-            for name, entries in groups:
-                tensors += [f"  {name}", f"    {' '.join(_row(entries).split())}"]
-        return "\n".join([*wrapped(report, width), *wrapped(tensors, width)])
+        lines += [f"  {name:<{longest}}  {_row(entries)}" for name, entries in groups]
+        return "\n".join(wrapped(lines, width))
 
 
 def _row(entries: Sequence[TensorEntry]) -> str:
@@ -114,7 +108,7 @@ def inspect_checkpoint(directory: Path, target: TargetConfig | None = None) -> I
     role = "draft" if is_draft(reader) else "target"
     config: TargetConfig | EagleConfig | None = None
     with suppress(CheckpointError):  # its lines are in the reader's problems
-        config = _draft(reader, target, log) if role == "draft" else _target(reader, log)
+        config = _draft(reader, target, log) if role == "draft" else bind_target(reader, log)[0]
     format = config.format if isinstance(config, EagleConfig) else "unknown"
     if isinstance(config, TargetConfig):
         format = config.model_type
@@ -135,16 +129,6 @@ def is_draft(reader: Reader) -> bool:
         or "eagle_config" in raw
         or any(name[-2:] in (["fc", "weight"], ["hidden_norm", "weight"]) for name in names)
     )
-
-
-def _target(reader: Reader, log: Log) -> TargetConfig:
-    held = rename(reader, TARGET_ROWS, log)
-    check_dtypes(held, reader.problems)
-    config = resolve_target(reader, log)
-    if config.has_tied_head:
-        held.pop("lm_head.weight", None)
-    check_binding(target_shapes(config), held, reader.problems)
-    return config
 
 
 def _draft(reader: Reader, target: TargetConfig | None, log: Log) -> EagleConfig:

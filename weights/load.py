@@ -56,11 +56,7 @@ def load_target(
     """
     reader = Reader(directory)
     log = Log()
-    held = rename(reader, TARGET_ROWS, log)
-    check_dtypes(held, reader.problems)
-    config = resolve_target(reader, log)
-    wanted = target_shapes(config)
-    check_binding(wanted | _tied_copy(config, held), held, reader.problems)
+    config, wanted, held = bind_target(reader, log)
     reader.problems.raise_if_any()
     dtype = dtype or getattr(torch, config.dtype)
     tensors = read_tensors(reader, wanted, held, log, dtype=dtype, device=device, progress=progress)
@@ -68,6 +64,16 @@ def load_target(
         _check_tied(reader, tensors["embed_tokens.weight"], held["lm_head.weight"])
     report = make_report(directory, "target", config.model_type, log)
     return LoadedTarget(config=config, tensors=tensors, report=report)
+
+
+def bind_target(reader: Reader, log: Log) -> tuple[TargetConfig, Shapes, dict[str, TensorEntry]]:
+    """Check a target by its headers; returns its config, what it demands and what files hold."""
+    held = rename(reader, TARGET_ROWS, log)
+    check_dtypes(held, reader.problems)
+    config = resolve_target(reader, log)
+    wanted = target_shapes(config)
+    check_binding(wanted | _tied_copy(config, held), held, reader.problems)
+    return config, wanted, held
 
 
 def load_eagle(

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from weights.bind import check_binding
 from weights.config import EagleConfig, TargetConfig
 from weights.draft.resolve import resolve_eagle
 from weights.errors import CheckpointError, Problems, listed, shown
@@ -17,7 +16,7 @@ from weights.files.header import TensorEntry
 from weights.files.reader import Reader
 from weights.load import bind_target, make_report
 from weights.report import BindingReport, Log, wrapped
-from weights.shapes import eagle_shapes
+from weights.shapes import check_binding, eagle_shapes
 
 OPEN = (
     "not checked without the target: taps, shapes of fc and embedding, vocabulary, d2t values, "

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from weights.bind import check_binding, check_dtypes
 from weights.config import EagleConfig, TargetConfig
 from weights.draft.resolve import Resolution, resolve_eagle
 from weights.draft.vocab import absolute_ids, check_mask, is_identity
@@ -21,7 +20,7 @@ from weights.files.reader import Reader
 from weights.files.transfer import read_tensors
 from weights.rename import TARGET_ROWS, rename
 from weights.report import BindingReport, Log
-from weights.shapes import Shapes, eagle_shapes, target_shapes
+from weights.shapes import Shapes, check_binding, check_dtypes, eagle_shapes, target_shapes
 from weights.target import resolve_target
 
 

@@ -5,7 +5,6 @@ It is made before the cache is allocated: step and graphs are measured on a tria
 cache of one block. A budget that does not fit is refused, with what to lower.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +12,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from graphs.counters import GraphCounters
 from graphs.frozen_heap import frozen_heap
 from specdec.requests.sampling_flags import EVERYTHING, GREEDY
 from specdec.runner import Runner
@@ -22,7 +20,6 @@ from specdec.start.compile_ahead import lengths_of, padding_parts
 from specdec.start.device import release_memory
 from specdec.start.sizing import GIB
 
-logger = logging.getLogger("specdec")
 Build = Callable[[EngineSizes], Runner]
 
 
@@ -65,14 +62,6 @@ class MemoryPlan:
             (f"device, {self.utilization:.0%} to be used", needs.total),
         ]
         return "\n".join(f"{name:<44}{size / GIB:9.2f} GiB" for name, size in rows)
-
-    def report_pools(self, counters: Mapping[str, GraphCounters]) -> None:
-        """Warn of families whose graphs took over 5 % more than the plan said."""
-        for name, planned in self.needs.pools.items():
-            taken = counters[name].num_bytes
-            if taken > 1.05 * planned:
-                line = "graphs %s took %.3f GiB, planned %.3f"
-                logger.warning(line, name, taken / GIB, planned / GIB)
 
 
 def plan_memory(needs: MemoryNeeds, utilization: float, sizes: EngineSizes) -> MemoryPlan:

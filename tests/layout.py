@@ -40,7 +40,8 @@ STORY = (
     "specdec.speculative_config",
     "specdec.runner",
 )
-ENGINE = (*STORY, "specdec.guided", "specdec.scheduling", "specdec.engine", "weights")
+FEEDBACK = (*STORY, "specdec.scheduling")
+ENGINE = (*FEEDBACK, "specdec.guided", "specdec.feedback", "specdec.engine", "weights")
 LLM = (*ENGINE, *DESCRIBED, "specdec.from_vllm", "specdec.start", "specdec.options", "specdec.llm")
 
 # a file or a folder -> its row; the longest name that fits counts
@@ -107,7 +108,8 @@ ROWS: dict[str, Row] = {
     "specdec.draft": Row(STEP, ("torch",)),
     "specdec.step": Row((*STEP, "specdec.target", "specdec.draft"), ("numpy",)),
     "specdec.runner": Row((*STORY, "weights"), ("torch", "numpy")),
-    "specdec.engine": Row(ENGINE, ("torch", "numpy")),
+    "specdec.feedback": Row(FEEDBACK, ("numpy",)),
+    "specdec.engine": Row(ENGINE, ("torch",)),
     "specdec.start": Row(ENGINE, ("torch", "numpy", "huggingface_hub")),
     "specdec.llm": Row((*LLM, "specdec.serve.turns")),
     "specdec.serve": Row(LLM),

@@ -41,7 +41,7 @@ def capture(bench: Bench) -> Iterator[Row]:
             sums.update(figures)
             yield chunks | {"family": name} | figures
         yield chunks | {"family": "all"} | sums
-        engine.runner.clear_graphs()
+        engine.runner.graphs.clear_all_graphs()
 
 
 def memory(bench: Bench) -> Iterator[Row]:
@@ -54,7 +54,7 @@ def memory(bench: Bench) -> Iterator[Row]:
         if num_done >= num_rows * bench.options.rounds_of_memory / 4:
             num_rows += 1
             yield _memory_row(engine, f"after {num_done} rounds")
-    engine.runner.clear_graphs()
+    engine.runner.graphs.clear_all_graphs()
     yield _memory_row(engine, "after clear_graphs")
     bench.pair.drop()
 

@@ -404,7 +404,7 @@ class Engine:
                 self._totals.ended(self._unfinished.pop(request.request_id))
 
     def _check_fits(self, request: Request) -> None:
-        need = self.scheduler.blocks_needed(request)
+        need = self.scheduler.blocks.needed(request)
         have = self.scheduler.pool.num_blocks
         if need > have:
             raise ValueError(

@@ -47,7 +47,7 @@ def steady(
         scheduler.budget = budget
     engine.drain()
     for request in requests:
-        engine.runner.start_rows(grown=engine.scheduler.reserve(request))
+        engine.runner.start_rows(grown=engine.scheduler.blocks.reserve(request))
     try:
         yield Steady(engine, requests)
     finally:

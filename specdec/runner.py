@@ -25,10 +25,9 @@ from specdec.sizes import EngineSizes
 from specdec.step import Acts
 from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.results import PendingResult, Results, StepResult
-from specdec.stepping.row_masks import RowMasks
 from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
-from specdec.stepping.step_sizes import Passes, Proposal, Step
+from specdec.stepping.step_sizes import Passes, Proposal, RowMasks, Step
 from specdec.stepping.upload import upload
 from specdec.target import Target
 from weights.config import LayerConfig

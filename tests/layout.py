@@ -25,10 +25,7 @@ class Row:
 
 HOST = ("specdec.arguments", "specdec.sizes")
 DESCRIBED = ("specdec.arguments", "specdec.described")
-STEPPING = (
-    *(*HOST, "specdec.requests", "specdec.scheduling.work", "specdec.kernels", "graphs"),
-    "specdec.proposal",
-)
+STEPPING = (*(*HOST, "specdec.requests", "specdec.scheduling.work", "specdec.kernels", "graphs"),)
 MODEL = ("specdec.sizes", "specdec.kernels", "graphs", "weights")
 STEP = (*STEPPING, "specdec.models", "specdec.stepping", "specdec.sampler", "specdec.passes")
 STORY = (
@@ -98,7 +95,6 @@ ROWS: dict[str, Row] = {
     "specdec.kernels": Row(third=("torch", "triton")),
     "specdec.kernels.compilations": Row(("specdec.kernels", "weights.bars"), ("torch", "triton")),
     "specdec.models": Row(MODEL, ("torch",)),
-    "specdec.proposal": Row(("specdec.sizes", "specdec.kernels"), ("torch",)),
     "specdec.stepping": Row(STEPPING, ("torch", "numpy")),
     "specdec.sampler": Row((*STEPPING, "specdec.stepping", "specdec.models"), ("torch",)),
     "specdec.passes": Row(

@@ -24,8 +24,7 @@ from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes, TreeShape
 from specdec.step import Acts
-from specdec.stepping.row_masks import RowMasks
-from specdec.stepping.step_sizes import Step
+from specdec.stepping.step_sizes import RowMasks, Step
 
 DRAWN = SamplingFlags(noise=True, floor=True)
 FLAGS = (

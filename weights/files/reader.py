@@ -51,7 +51,7 @@ class Reader:
         """Fill a uint8 tensor on the CPU with the bytes of a tensor from byte `start` of it on."""
         entry = self.entries[name]
         assert start + len(out) <= entry.num_bytes, f"{name}: {start} + {len(out)} bytes"
-        view = memoryview(out.numpy())
+        view = out.numpy().data
         done = 0
         while done < len(view):
             try:

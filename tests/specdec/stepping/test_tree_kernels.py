@@ -18,16 +18,11 @@ from specdec.kernels.move_slots import launch_move_slots, move_slots_ref
 from specdec.requests.row_start import RowStart
 from specdec.sampler import row_parameters
 from specdec.sizes import TreeShape
-from specdec.stepping import commit_tree
+from specdec.stepping import gather_paths
 from specdec.stepping.buffers import BufferSizes, StepBuffers
-from specdec.stepping.commit_tree import (
-    TreeRows,
-    launch_move_prompts,
-    launch_walk_trees,
-    move_prompts_ref,
-    walk_trees_ref,
-)
+from specdec.stepping.commit_tree import TreeRows, launch_walk_trees, walk_trees_ref
 from specdec.stepping.fill_tree import fill_tree_ref, launch_fill_tree
+from specdec.stepping.gather_paths import launch_move_prompts, move_prompts_ref
 from specdec.stepping.grow_tree import (
     TreeLevel,
     add_children_ref,
@@ -202,11 +197,11 @@ def test_walk_trees(device, shape, num_cut):
 
 
 @pytest.mark.parametrize(
-    "at_once, num_prompt_rows", [(4, 11), (64, 11), (commit_tree.AT_ONCE, 2500)]
+    "at_once, num_prompt_rows", [(4, 11), (64, 11), (gather_paths.AT_ONCE, 2500)]
 )
 def test_move_prompts(device, shape, monkeypatch, at_once, num_prompt_rows):
     """Behind paths, over rows that are read, too; then padding."""
-    monkeypatch.setattr(commit_tree, "AT_ONCE", at_once)
+    monkeypatch.setattr(gather_paths, "AT_ONCE", at_once)
     ours = make(device, shape, max_tokens=2600)[0]
     N, Q = rows = TreeRows(shape.num_nodes + 1, min(shape.path_len, shape.num_nodes + 1))
     num_reqs, num_padding = 2, 3

@@ -9,8 +9,8 @@ from specdec.kernels.tables import user_file
 from specdec.kernels.tile_shapes import TABLE_DTYPES, Product
 from specdec.kernels.tiles import choose_splits, gpu_name, source_of
 from specdec.models.products import products_of
+from specdec.start.device import home_relative
 from specdec.start.locate import locate
-from specdec.start.tile_sources import home_relative
 from specdec.tune.gpu_clock import GpuClock
 from specdec.tune.report import HEAD, as_json, table
 from specdec.tune.search import Measured, Tuning

@@ -36,7 +36,14 @@ from specdec.scheduling.step_costs import PromptBudget
 from specdec.sizes import EngineSizes
 from specdec.speculative_config import SpeculativeConfig
 from specdec.start.compile_ahead import compile_ahead
-from specdec.start.device import advise_threads, device_memory, device_of, dtype_of, note_gpu_memory
+from specdec.start.device import (
+    advise_threads,
+    device_memory,
+    device_of,
+    dtype_of,
+    log_tiles,
+    note_gpu_memory,
+)
 from specdec.start.locate import hub_of, locate, locate_tokenizer
 from specdec.start.measure_costs import NEVER, largest_captured, measure_costs, measure_round_costs
 from specdec.start.memory import measure_needs, plan_memory
@@ -50,7 +57,6 @@ from specdec.start.sizing import (
     largest_sizes,
 )
 from specdec.start.speculation import Drafting, drafting_of, of_draft
-from specdec.start.tile_sources import log_tiles
 from weights.config import TargetConfig
 from weights.files.reader import Reader
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target

@@ -1,7 +1,7 @@
 """Measure what steps cost on this GPU, by a run or two of some of them at the start.
 
 Every step that a table needs is launched before any time is read; sizes that are not measured
-follow from their neighbours (cost_sizes.py).
+follow from their neighbours (step_times.py).
 """
 
 import itertools
@@ -26,8 +26,15 @@ from specdec.scheduling.step_costs import (
 )
 from specdec.sizes import BLOCK_SIZE
 from specdec.start.compile_ahead import lengths_of, prompts, tree_round
-from specdec.start.cost_sizes import apart, as_rounds, between, of_classes
-from specdec.start.step_times import Timed, mark, milliseconds
+from specdec.start.step_times import (
+    Timed,
+    apart,
+    as_rounds,
+    between,
+    mark,
+    milliseconds,
+    of_classes,
+)
 from specdec.stepping.step_sizes import Step
 
 logger = logging.getLogger("specdec")

@@ -155,7 +155,7 @@ def samplings(runner: Runner) -> Iterator[Step]:
             yield round_of(runner, 1, query_len, flags)
         if runner.sizes.is_adaptive:
             yield round_of(runner, 1, None, flags, runner.sizes.query_len, 2)
-        for count in tree_counts(runner):
+        for count in tree_counts(runner.sizes):
             yield tree_round(runner, count, flags)
     words = -(-runner.state.sampling.vocab_size // 32)
     masks = RowMasks(np.zeros(1, np.int64), np.full((1, words), -1, np.int32))
@@ -188,12 +188,11 @@ def tree_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Step]
             yield tree_round(runner, count, flags)
 
 
-def tree_counts(runner: Runner) -> Iterator[int]:
+def tree_counts(sizes: EngineSizes) -> list[int]:
     """List the fewest requests of each shape of tree, where other rounds are of chains."""
-    sizes = runner.sizes
-    if sizes.has_both:
-        assert sizes.tree is not None, "sizes of chains"
-        yield from (n for n in sizes.tree.first_requests if n <= sizes.max_tree_requests)
+    if sizes.tree is None or not sizes.is_adaptive:
+        return []
+    return [n for n in sizes.tree.first_requests if n <= sizes.max_tree_requests]
 
 
 def tree_round(
@@ -225,7 +224,7 @@ def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
             if rows > 1:
                 parts = padding_parts(runner, [1])
                 yield runner.step_of([-1], parts, bound, flags, None, rows - 1, num_levels=2)
-        for count in tree_counts(runner):
+        for count in tree_counts(sizes):
             if count < sizes.max_num_seqs:
                 yield tree_round(runner, count, flags, padding_parts(runner, [1]))
         return
@@ -322,8 +321,7 @@ def round_of(
     flags: SamplingFlags = GREEDY,
     shared_rows: int = 0,
     num_levels: int | None = None,
-    state_rows: Sequence[int] = (),
 ) -> Step:
-    """Make a round of padding, or of the requests in these state rows; see Runner.run_step."""
-    rows, bound = state_rows or [-1] * num_reqs, runner.sizes.max_model_len
+    """Make a round of padding; see Runner.run_step."""
+    rows, bound = [-1] * num_reqs, runner.sizes.max_model_len
     return runner.step_of(rows, (), bound, flags, query_len, shared_rows, num_levels)

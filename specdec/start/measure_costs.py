@@ -8,9 +8,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-
-import torch
+from dataclasses import replace
 
 from specdec.kernels.compilations import compiling_is_expected
 from specdec.kernels.tile_shapes import PARALLEL_ROWS, row_class
@@ -31,8 +29,7 @@ from specdec.start.step_times import (
     apart,
     as_rounds,
     between,
-    mark,
-    milliseconds,
+    compute_and_launch_ms,
     of_classes,
 )
 from specdec.stepping.step_sizes import Step
@@ -40,10 +37,8 @@ from specdec.stepping.step_sizes import Step
 logger = logging.getLogger("specdec")
 
 SOME_LEVELS = 3  # of which those after the first are timed
-NEVER, AT_ONCE = (
-    -1.0,
-    2.0,
-)  # thresholds at which no draft stops, and at which all stop after one level
+NEVER = -1.0  # a threshold below which no draft stops
+AT_ONCE = 2.0  # one below which all stop after one level
 LONG_CONTEXT = 4096
 AS_NEXT = (448,)  # classes of rows that take as long as the next one: both have as many tiles
 # The most rows that are captured in pieces: the first size that computes for HIDDEN times as long
@@ -56,7 +51,7 @@ def largest_captured(runner: Runner) -> int:
     """Rows up to which launching a step op by op would cost time. The runner has no graphs."""
     for step in (_prompt(runner, rows) for rows in LARGEST_CAPTURED):
         rows = step.num_tokens
-        compute_ms, launch_ms = _timed(runner, step)
+        compute_ms, launch_ms = compute_and_launch_ms(runner, step)
         if compute_ms >= HIDDEN * launch_ms:
             break
     line = "a step of %d rows op by op: %.1f ms to compute, %.1f ms to launch"
@@ -73,10 +68,8 @@ def measure_costs(runner: Runner) -> StepCosts:
     tokens = [n for n in runner.graphs.target.prefill.sizes.tokens if n >= LEAST_PROMPT_ROWS]
     classes = _of_own(of_classes(tokens)) or [LEAST_PROMPT_ROWS]
     with compiling_is_expected():
-        sizes = {
-            *apart(classes, 4),
-            *({PARALLEL_ROWS} & {*classes}),
-        }  # from there on each row costs
+        # from PARALLEL_ROWS on each row costs
+        sizes = {*apart(classes, 4), *({PARALLEL_ROWS} & {*classes})}
         largest = row_class(_rows_of_rounds(runner)[-1])  # no round tells what larger ones cost
         sizes |= {n for n in classes if largest <= n < PARALLEL_ROWS}
         prompts = [Timed(runner, _prompt(runner, n)) for n in sorted(sizes)]
@@ -91,8 +84,8 @@ def measure_costs(runner: Runner) -> StepCosts:
         rounds=by_rows,
         mixed=between(with_prompts, padded),
         level=_level(rounds),
-        ms_per_key=0.0 if keys is None else keys.ms,
-        ms_per_pair=pair.ms,
+        ms_per_key=0.0 if keys is None else _per_unit(*keys),
+        ms_per_pair=_per_unit(*pair),
     )
     for counters in runner.graphs.counters().values():
         counters.forget_batches()
@@ -115,7 +108,10 @@ def measure_round_costs(runner: Runner, steps: StepCosts | None) -> RoundCosts:
         plain = [(n, Timed(runner, _round(runner, [-1] * n, 0))) for n in apart(counts, 4)]
         skipped = _skipped(runner)
         trees = _trees(runner)
-        stopped = _stopped_trees(runner)
+        stopped = []
+        if runner.threshold is not None:
+            with runner.stopping_below(AT_ONCE):
+                stopped = _trees(runner)
     costs = RoundCosts(
         verify=steps.rounds,
         mixed=steps.mixed,
@@ -197,7 +193,7 @@ def _prompt(runner: Runner, rows: int) -> Step:
     return prompts(runner, lengths, num_levels=1 if sizes.is_adaptive else None)
 
 
-def _keys(runner: Runner) -> "_Slope | None":
+def _keys(runner: Runner) -> tuple[Timed, Timed, int] | None:
     """Time rounds of some requests at the beginning of their contexts, and after long ones.
 
     None: no context is long.
@@ -218,10 +214,10 @@ def _keys(runner: Runner) -> "_Slope | None":
     first = Timed(runner, step)
     computed[:count] = max(most * BLOCK_SIZE - 1 - 2 * sizes.query_len, 0)
     later = Timed(runner, step)
-    return _Slope(first, later, count * most * BLOCK_SIZE)
+    return first, later, count * most * BLOCK_SIZE
 
 
-def _pair(runner: Runner, prompts: Sequence[Timed]) -> "_Slope":
+def _pair(runner: Runner, prompts: Sequence[Timed]) -> tuple[Timed, Timed, int]:
     """Time a part of a prompt at the beginning, and after other parts.
 
     The keys before it are those of one block again and again, so that reading them does not count.
@@ -238,20 +234,12 @@ def _pair(runner: Runner, prompts: Sequence[Timed]) -> "_Slope":
     later = Timed(runner, step)
     for timed in (first, later):
         timed.run()
-    return _Slope(first, later, rows * start)
+    return first, later, rows * start
 
 
-@dataclass(frozen=True, slots=True)
-class _Slope:
-    """The cost of a unit, from two steps that differ by this many."""
-
-    first: Timed
-    later: Timed
-    units: int
-
-    @property
-    def ms(self) -> float:
-        return max(self.later.ms - self.first.ms, 0.0) / self.units
+def _per_unit(first: Timed, later: Timed, num_units: int) -> float:
+    """Price a unit by two steps that differ by this many, in milliseconds."""
+    return max(later.ms - first.ms, 0.0) / num_units
 
 
 def _skipped(runner: Runner) -> Timed | None:
@@ -277,14 +265,6 @@ def _trees(runner: Runner) -> list[tuple[int, Timed]]:
     if runner.threshold is None and tree is not None:
         ends |= {n for n, more in itertools.pairwise(sizes) if tree.of(n) != tree.of(more)}
     return [(n, Timed(runner, tree_round(runner, n))) for n in sorted(ends)]
-
-
-def _stopped_trees(runner: Runner) -> list[tuple[int, Timed]]:
-    """Time rounds of trees whose drafts stop at once, if they may."""
-    if runner.threshold is None:
-        return []
-    with runner.stopping_below(AT_ONCE):
-        return _trees(runner)
 
 
 def _tree_costs(
@@ -318,15 +298,3 @@ def _read(timed: Sequence[tuple[int, Timed]]) -> Measured:
 
 def _listed(measured: Measured) -> str:
     return ", ".join(f"{rows}: {ms:.2f}" for rows, ms in measured)
-
-
-def _timed(runner: Runner, step: Step) -> tuple[float, float]:
-    """Time a step right after another: milliseconds on the device, and until all is launched."""
-    with torch.inference_mode():
-        runner.acts.run(step)
-        start = mark()
-        began = time.perf_counter()
-        runner.acts.run(step)
-        launch_ms = 1e3 * (time.perf_counter() - began)
-        end = mark()
-    return milliseconds(start, end), launch_ms

@@ -71,7 +71,6 @@ class BreakableCUDAGraphCapture:
 
     @staticmethod
     def current() -> "BreakableCUDAGraphCapture | None":
-        """The capture that is active in this thread."""
         return _thread.active
 
     @staticmethod
@@ -80,7 +79,6 @@ class BreakableCUDAGraphCapture:
 
     @property
     def num_graphs(self) -> int:
-        """Graphs captured; empty ones are dropped."""
         return len(self._graphs)
 
     @property

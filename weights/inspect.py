@@ -55,7 +55,6 @@ class Inspection:
 
 
 def _row(entries: Sequence[TensorEntry]) -> str:
-    """How many, dtype, shape, bytes of all, and the file, or how many."""
     first = entries[0]
     count = f"{len(entries)} x" if len(entries) > 1 else ""
     total = sum(entry.num_bytes for entry in entries)
@@ -73,13 +72,10 @@ def _groups(tensors: Sequence[TensorEntry]) -> list[tuple[str, list[TensorEntry]
     for entry in tensors:
         pattern = tuple(NUMBER if part.isdecimal() else part for part in entry.name.split("."))
         alike.setdefault((pattern, entry.dtype, entry.shape), []).append(entry)
-    groups = []
+    groups: list[tuple[str, list[TensorEntry]]] = []
     for entries in alike.values():
         name = _name_of_all([entry.name for entry in entries])
-        if name is None:
-            groups += [(entry.name, [entry]) for entry in entries]
-        else:
-            groups.append((name, entries))
+        groups += [(each.name, [each]) for each in entries] if name is None else [(name, entries)]
     return [(shown(name, MOST_OF_A_NAME), entries) for name, entries in groups]
 
 
@@ -91,11 +87,9 @@ def _name_of_all(names: Sequence[str]) -> str | None:
         if len(set(values)) == 1:
             parts.append(values[0])
             continue
-        numbers = sorted(set(map(int, values)))
-        first, last = numbers[0], numbers[-1]
-        if len(numbers) != last - first + 1:
-            return None
-        num_named *= len(numbers)
+        numbers = set(map(int, values))
+        first, last = min(numbers), max(numbers)
+        num_named *= last - first + 1
         parts.append(f"{{{first}..{last}}}")
     return ".".join(parts) if num_named == len(names) else None
 

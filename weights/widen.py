@@ -75,14 +75,12 @@ def _small_shape(small: Mapping[str, Model]) -> Shape:
 
 
 def _shards(name: str, widener: Widener, weights: Tensors) -> Iterator[Tensors]:
-    """The files of one model, each when it is asked for."""
     if name == "target":
         return target_shards(widener, weights)
     return iter([draft_tensors(widener, weights)])
 
 
 def _num_bytes(small: Mapping[str, Model], big: Shape, dtype: str) -> int:
-    """Count the bytes of all tensors, on tensors without data."""
     meta = torch.device("meta")
     widener = Widener(_small_shape(small), big, getattr(torch, dtype), meta)
     total = 0

@@ -113,8 +113,6 @@ class TapePool:
 
 
 class TapeSession:
-    """Begins and ends the recording of graphs."""
-
     def __init__(self, pool: TapePool, memory: OwnerMemory) -> None:
         self._pool = pool
         self._memory = memory

@@ -37,7 +37,6 @@ class PromptRows:
         self._num_quiet = 0 if admitted or are_more else self._num_quiet + 1
 
     def note_left(self, waiting: list[Request]) -> None:
-        """Count who waits on after a step."""
         self._passed_over = {
             request: self._passed_over.get(request, 0) + 1
             for request in waiting

@@ -59,7 +59,6 @@ class Scheduler:
         self._grown: list[tuple[int, int, int]] = []
 
     def add(self, request: Request) -> None:
-        """Queue a request."""
         insort(self.waiting, request, key=lambda each: each.order)
 
     @property

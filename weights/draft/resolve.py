@@ -253,7 +253,6 @@ def _sliding_window(fields: Fields) -> int | None:
 
 
 def _check_borrowing(config: EagleConfig, sources: Sources) -> None:
-    """Check that what is borrowed fits."""
     fields = sources.fields
     files = file_names(sources.held)
     D = config.layer.hidden_size

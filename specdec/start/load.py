@@ -46,7 +46,7 @@ from specdec.start.device import (
 )
 from specdec.start.locate import hub_of, locate, locate_tokenizer
 from specdec.start.measure_costs import NEVER, largest_captured, measure_costs, measure_round_costs
-from specdec.start.memory import measure_needs, plan_memory
+from specdec.start.memory import measure_needs, memory_table, plan_memory
 from specdec.start.sizing import (
     GIB,
     cache_factor,
@@ -299,9 +299,9 @@ def _planned_blocks(
     tensors = [*target.tensors.values(), *(() if eagle is None else eagle.tensors.values())]
     with _phase("memory plan"):
         needs = measure_needs(build, most, tensors, block, target.config.vocab_size)
-    plan = plan_memory(needs, config.utilization, most)
-    logger.info("memory:\n%s", plan.table())
-    return plan.num_kv_blocks
+    blocks = plan_memory(needs, config.utilization, most)
+    logger.info("memory:\n%s", memory_table(needs, config.utilization, blocks))
+    return blocks
 
 
 def _num_blocks(config: EngineConfig, most: EngineSizes, block: int, device: torch.device) -> int:

@@ -141,7 +141,3 @@ class StepBuffers:
             for buffer in (self.input_ids, self.positions, self.draft_input_ids):
                 buffer[start:end].zero_()
             self.slot_mapping[start:end].fill_(-1)
-
-    def tensors(self) -> dict[str, Tensor]:
-        named = {**vars(self), **({} if self.tree is None else self.tree.tensors())}
-        return {name: value for name, value in named.items() if isinstance(value, Tensor)}

@@ -89,6 +89,3 @@ class TreeBuffers:
             starts.zero_()
         for slots in (self.path_slots, self.draft_path_slots):
             slots.fill_(self.first_slot)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {f"tree_{name}": x for name, x in vars(self).items() if isinstance(x, Tensor)}

@@ -32,6 +32,7 @@ from specdec.stepping.grow_tree import (
 )
 from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
+from tests.specdec.buffer_tensors import buffer_tensors
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 MAX_LEN = 150
@@ -75,7 +76,7 @@ def make(device, shape, max_tokens=128):
     )
     buffers = StepBuffers(sizes, torch.float32, device)
     state = RequestState(6, shape.max_depth, 3, 99, device, num_nodes=shape.num_nodes, vocab_size=5)
-    for tensor in buffers.tensors().values():
+    for tensor in buffer_tensors(buffers).values():
         tensor.fill_(-999 if tensor.dtype == torch.int64 else torch.nan)
     lengths = (63, MAX_LEN, 64, MAX_LEN - 2, MAX_LEN - 1, 7)
     for row, length in enumerate(lengths):
@@ -114,7 +115,9 @@ def random_tree(shape, seed):
 
 def assert_same(ours, theirs):
     """Buffers and state rows are equal, scores nearly; the scratch row does not count."""
-    for (name, a), b in zip(ours[0].tensors().items(), theirs[0].tensors().values(), strict=True):
+    for (name, a), b in zip(
+        buffer_tensors(ours[0]).items(), buffer_tensors(theirs[0]).values(), strict=True
+    ):
         if name != "tree_rows":
             assert torch.allclose(a.nan_to_num(9e9), b.nan_to_num(9e9), 0, 1e-5), name
     names = ("last_sampled_tokens", "num_computed_tokens", "draft_nodes")

@@ -35,7 +35,7 @@ from specdec.scheduling.block_pool import BlockPool
 from specdec.scheduling.row_planner import RowPlanner
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_costs import PromptBudget
-from specdec.scheduling.work import Plan, PromptPart, Work
+from specdec.scheduling.work import PromptPart, Work
 from specdec.stepping.logprobs import StepLogprobs
 from specdec.stepping.results import PendingResult, StepResult
 
@@ -141,7 +141,8 @@ class Engine:
         if not self._in_flight:
             self._learn()
         plan = self.scheduler.schedule()
-        self._prepare(plan)
+        starts = [(request.state_row, self._row_start(request)) for request in plan.admitted]
+        self.runner.start_rows(starts, plan.grown)
         changed += [] if plan.work is None else self._launch(plan.work)
         self._learn()  # beside what was launched
         is_ahead = len(self._in_flight) > self.num_steps_ahead
@@ -231,10 +232,6 @@ class Engine:
         self.scheduler = self._new_scheduler()
 
     # launch
-
-    def _prepare(self, plan: Plan) -> None:
-        starts = [(request.state_row, self._row_start(request)) for request in plan.admitted]
-        self.runner.start_rows(starts, plan.grown)
 
     def _row_start(self, request: Request) -> RowStart:
         rules = request.rules

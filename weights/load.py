@@ -96,7 +96,10 @@ def load_eagle(
     check_binding(wanted, resolution.bound, reader.problems)
     d2t = target_ids(reader, resolution)
     reader.problems.raise_if_any()
-    config = _settle_vocabulary(resolution.config, d2t, log)
+    config = resolution.config
+    if d2t is not None and is_identity(d2t, config.vocab_size):
+        log.add("d2t", None, "d2t is the identity over the full vocabulary, dropped")
+        config = dataclasses.replace(config, has_d2t=False)
     wanted.pop("d2t", None)
     held = resolution.held
     dtype = dtype or target.tensors["embed_tokens.weight"].dtype
@@ -159,13 +162,6 @@ def _drop_copies(
 
 def _is_equal(mine: Tensor, theirs: Tensor) -> bool:
     return mine.shape == theirs.shape and torch.equal(mine.to(theirs.device, theirs.dtype), theirs)
-
-
-def _settle_vocabulary(config: EagleConfig, d2t: Tensor | None, log: Log) -> EagleConfig:
-    if d2t is None or not is_identity(d2t, config.vocab_size):
-        return config
-    log.add("d2t", None, "d2t is the identity over the full vocabulary, dropped")
-    return dataclasses.replace(config, has_d2t=False)
 
 
 def _tied_copy(config: TargetConfig, held: dict[str, TensorEntry]) -> Shapes:

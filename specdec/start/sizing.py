@@ -25,7 +25,10 @@ def largest_sizes(
     config: EngineConfig, drafting: Drafting, target: TargetConfig, eagle: EagleConfig | None
 ) -> EngineSizes:
     """Give the cache as many blocks as help: what all state rows hold, by `cache_factor`."""
-    max_model_len = _max_model_len(config.max_model_len, target)
+    longest, limit = longest_context(target)
+    max_model_len = longest if config.max_model_len is None else config.max_model_len
+    if max_model_len > longest:
+        raise ValueError(f"max_model_len={max_model_len} exceeds {limit}")
     _check_window("target", target.sliding_window, max_model_len)
     if eagle is not None and drafting.num_tokens > 0:
         _check_window("draft", eagle.sliding_window, max_model_len)
@@ -97,13 +100,6 @@ def check_heads(role: str, layer: LayerConfig, dtype: torch.dtype, device: torch
             f"the {role}'s head_dim={layer.head_dim}: attention on a GPU takes at most {most} "
             f"in {dtype}; give device='cpu'"
         )
-
-
-def _max_model_len(given: int | None, target: TargetConfig) -> int:
-    longest, limit = longest_context(target)
-    if given is not None and given > longest:
-        raise ValueError(f"max_model_len={given} exceeds {limit}")
-    return longest if given is None else given
 
 
 def longest_context(target: TargetConfig) -> tuple[int, str]:

@@ -263,15 +263,9 @@ def walk_trees_ref(
     last_B1 = chosen_BQ.gather(1, accepted_B[:, None])
     state.last_sampled_tokens[row_B] = last_B1[:, 0].clamp(min=0)
     state.num_live_drafts[row_B] = 0
-    _clear_chains(buffers, row_B < 0)
-
-
-def _clear_chains(buffers: StepBuffers, is_padding_B: Tensor) -> None:
-    """Reset what the levels of a chain start from."""
-    B = len(is_padding_B)
+    # the levels of a chain may be padded further than the pass before them
     buffers.draft_tokens[:B] = 0
-    # its levels may be padded further than the pass before them
-    buffers.draft_slots[:B].masked_fill_(is_padding_B, -1)
+    buffers.draft_slots[:B].masked_fill_(row_B < 0, -1)
 
 
 def _lay_out_paths(

@@ -72,6 +72,8 @@ def _config(sources: Sources) -> EagleConfig:
     V, W = _vocabulary(sources)
     Dt = _target_hidden_size(sources, layer.hidden_size)
     has_fc, boundaries = _features(sources, entry, Dt)
+    has_window = "sliding_attention" in layer_types(fields)
+    has_window = has_window or fields.get(bool, "use_sliding_window", False)
     config = EagleConfig(
         format=sources.layout.name,
         layer=layer,
@@ -85,7 +87,7 @@ def _config(sources: Sources) -> EagleConfig:
         has_fc=has_fc,
         fc_bias=_fc_bias(sources, entry),
         has_d2t=sources.has("d2t") or W != V,
-        sliding_window=_sliding_window(fields),
+        sliding_window=fields.need(int, "sliding_window") if has_window else None,
     )
     config = dataclasses.replace(
         resolve_norms(sources, config),
@@ -244,12 +246,6 @@ def _owns(sources: Sources, field: str, name: str) -> bool:
     found = sources.has(name)
     sources.log.add(field, found, sources.presence(name) + ("" if found else ": the target's"))
     return found
-
-
-def _sliding_window(fields: Fields) -> int | None:
-    kinds = layer_types(fields)
-    is_on = "sliding_attention" in kinds or fields.get(bool, "use_sliding_window", False)
-    return fields.need(int, "sliding_window") if is_on else None
 
 
 def _check_borrowing(config: EagleConfig, sources: Sources) -> None:

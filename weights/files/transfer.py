@@ -64,7 +64,11 @@ def read_tensors(
                 shown.update(entry.num_bytes)
         for num_bytes in copy_all(jobs, torch.device(device)) if jobs else ():
             shown.update(num_bytes)
-    _note_casts([held[name].dtype for name in wanted], dtype, log)
+    stored = Counter(held[name].dtype for name in wanted)
+    for kind, count in stored.items():
+        if TORCH_DTYPES[kind] != dtype:
+            new = str(dtype).removeprefix("torch.")
+            log.note(f"{count} tensors stored as {kind} are cast to {new}")
     return tensors
 
 
@@ -79,12 +83,6 @@ def _fused(name: str) -> tuple[str, tuple[str, ...]]:
             if f".{piece}." in name:
                 return name.replace(piece, whole), tuple(name.replace(piece, p) for p in pieces)
     return name, (name,)
-
-
-def _note_casts(stored: list[str], dtype: torch.dtype, log: Log) -> None:
-    new = str(dtype).removeprefix("torch.")
-    for name, count in Counter(name for name in stored if TORCH_DTYPES[name] != dtype).items():
-        log.note(f"{count} tensors stored as {name} are cast to {new}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,8 @@ import torch
 
 from graphs.capturing import exclusive_capture
 from graphs.context import context_in
-from graphs.errors import CaptureError
 from graphs.modes import CUDAGraphMode
-from graphs.protocol import Graph, GraphPool, GraphSession
+from graphs.protocol import CaptureError, Graph, GraphPool, GraphSession
 from graphs.weak import tensors_in
 
 P = ParamSpec("P")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from graphs.context import ForwardContext, set_forward_context
-from graphs.errors import CaptureError
 from graphs.modes import BatchDescriptor, CUDAGraphMode
+from graphs.protocol import CaptureError
 from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig, graph_modes
 from specdec.passes.contexts import PassContexts

@@ -13,7 +13,6 @@ import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -171,10 +170,12 @@ def read_records(stream: BinaryIO, file: Path) -> list[Record]:
         raise ValueError(f"{file}: no zip archive that can be read: {text}") from error
     records = [_record(stream, file, info) for info in infos]
     records.sort(key=lambda record: record.header)
-    for record, following in pairwise(records):
-        _check_end(file, record, following.header, shown(following.name))
-    for record in records[-1:]:
-        _check_end(file, record, end, "the directory of the archive")
+    following = [(each.header, shown(each.name)) for each in records[1:]]
+    following.append((end, "the directory of the archive"))
+    for record, (begins, what) in zip(records, following, strict=False):
+        if record.stop > begins:
+            line = f"{shown(record.name)} ends at byte {record.stop}, inside {what}"
+            raise ValueError(f"{file}: {line}")
     return records
 
 
@@ -216,8 +217,3 @@ def _record(stream: BinaryIO, file: Path, info: zipfile.ZipInfo) -> Record:
     start = info.header_offset + HEADER + lengths
     stop = start + info.file_size
     return Record(name=info.filename, header=info.header_offset, start=start, stop=stop)
-
-
-def _check_end(file: Path, record: Record, end: int, what: str) -> None:
-    if record.stop > end:
-        raise ValueError(f"{file}: {shown(record.name)} ends at byte {record.stop}, inside {what}")

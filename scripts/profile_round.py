@@ -15,7 +15,7 @@ from specdec.bench.pair import EngineSpec, load_pair
 from specdec.bench.profile import profile_rounds
 from specdec.bench.report import table, write_json
 from specdec.bench.rounds import WARMUP, tokens_needed
-from specdec.cli.options import tree
+from specdec.cli.readers import tree
 
 
 def parse_args() -> argparse.Namespace:

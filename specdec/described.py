@@ -33,7 +33,7 @@ class Described:
     flag: its option on the command line, if not its own name; short: one letter more. argument: the
     name in --help of what has no flag. gives: the value of a switch. words: the value that each
     word stands for. metavar: as --help shows a value; of FILE the text is read. envvar: the
-    variable that may hold it.
+    variable that may hold it. exists: whether a path must be there.
     """
 
     name: str = ""
@@ -55,6 +55,7 @@ class Described:
     words: Mapping[str, object] = field(default_factory=dict)
     metavar: str | None = None
     envvar: str | None = None
+    exists: bool = False
 
 
 def about(help: str, **more: Any) -> dict[str, Described]:

@@ -141,6 +141,8 @@ LATE_IMPORTS = {
     "specdec/bench/load_chart.py": "matplotlib is an extra",
     "specdec/bench/yardsticks.py": "FlashAttention 3 is there or not",
     "specdec/cli/__init__.py": "a command imports its file when called: --help needs no torch",
+    "specdec/cli/batch.py": "ray is an extra",
+    "specdec/cli/serve.py": "the engine's process starts before this one imports torch",
     "specdec/cli/headline.py": "threads.py needs torch, which the engine has imported by then",
     "specdec/fleet/__init__.py": "ray is an extra: the error says how to install it",
     "specdec/guided/guides.py": "llguidance is an extra",

@@ -6,6 +6,7 @@ So a run that was stopped goes on where its output ends.
 import codecs
 import fcntl
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from specdec.cli.user_files import open_regular, open_to_append
+from specdec.cli.readers import open_regular
 from specdec.serve.http.batch import (
     START,
     Answered,
@@ -33,7 +34,8 @@ TOO_LONG = BatchLine(None, problem=f"the line is longer than {MOST_LINE >> 20} M
 @contextmanager
 def opened(source: Path, file: Path) -> Iterator[BinaryIO]:
     """The output `file`, for this process alone; both must be regular files."""
-    with open_regular(source), open_to_append(file) as output:
+    append = os.O_RDWR | os.O_APPEND | os.O_CREAT
+    with open_regular(source), open_regular(file, append, "a+b") as output:
         if file.samefile(source):
             raise ValueError(f"{file} is the input too: give another file for the output")
         try:

@@ -16,8 +16,7 @@ from specdec.bench.charts import caption, draw_charts
 from specdec.bench.pair import EngineSpec, Pair, load_pair
 from specdec.bench.report import card_lines, tables
 from specdec.bench.suites import SUITES
-from specdec.cli.bench_options import chosen
-from specdec.cli.choices import BenchChoices
+from specdec.cli.bench_choices import BenchChoices, chosen
 from specdec.cli.generate import note_seed
 from specdec.cli.threads import choose_threads
 

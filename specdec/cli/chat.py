@@ -15,7 +15,7 @@ from specdec.cli.choices import ChatOptions
 from specdec.cli.figures import figures, warning
 from specdec.cli.generate import note_seed, sampling_params
 from specdec.cli.headline import say_what_runs
-from specdec.cli.options import read_input
+from specdec.cli.readers import read_input
 from specdec.cli.speculation import draft_of, refuse_greedy
 from specdec.config import EngineConfig
 from specdec.options import EngineOptions

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import specdec
+from specdec.cli.choices import EnvOptions
 
 PACKAGES = (
     *("torch", "triton", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy"),
@@ -24,10 +25,10 @@ QUERY = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total,driver_version
 SECONDS = 10.0  # that nvidia-smi may take
 
 
-def run_env(in_json: bool) -> None:
+def run_env(options: EnvOptions) -> None:
     """Print a line for each fact, or one JSON object."""
     found = facts()
-    if in_json:
+    if options.json:
         print(json.dumps(found))
         return
     width = max(map(len, found)) + 2

@@ -17,7 +17,7 @@ from specdec.cli.choices import GenerateOptions, Sampling
 from specdec.cli.drafts_view import DraftsView
 from specdec.cli.figures import figures, warning
 from specdec.cli.headline import say_what_runs
-from specdec.cli.options import STANDARD_INPUT, read_input
+from specdec.cli.readers import STANDARD_INPUT, read_input
 from specdec.cli.speculation import draft_of, refuse_greedy
 from specdec.cli.wording import Wording
 from specdec.cli.writers import DraftsWriter, NoWriter, TextWriter, Writer

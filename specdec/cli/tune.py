@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
+from specdec.cli.choices import TuneOptions
 from specdec.kernels.tables import user_file
 from specdec.kernels.tile_shapes import TABLE_DTYPES, Product
 from specdec.kernels.tiles import choose_splits, gpu_name, source_of
@@ -21,25 +22,25 @@ from weights.report import Log
 from weights.target import resolve_target
 
 
-def run_tune(target: str, draft: str | None, dtype: str, again: bool, in_json: bool) -> None:
-    """Measure what neither table knows; again: everything."""
+def run_tune(options: TuneOptions) -> None:
+    """Measure what neither table knows, or everything."""
     if not torch.cuda.is_available():
         raise ValueError("tune measures on an NVIDIA GPU, and torch sees none here")
     device = torch.device("cuda", torch.cuda.current_device())
     gpu = gpu_name(device)
-    products = products_of_pair(target, draft, dtype)
+    products = products_of_pair(options.target, options.draft, options.dtype)
     tuning = Tuning(
         clock=GpuClock(device),
         gpu=gpu,
         file=user_file(),
         splits_of=lambda product: (choose_splits(product, gpu),),
-        again=again,
+        again=options.again,
     )
     wanted = tuning.missing(products)
-    if not again:
+    if not options.again:
         wanted = [p for p in wanted if source_of(p, gpu) != "shipped"]
-    found = list(_measured(tuning, wanted, in_json))
-    if in_json:
+    found = list(_measured(tuning, wanted, options.json))
+    if options.json:
         rows = [as_json(each) for each in found]
         print(json.dumps({"gpu": gpu, "file": str(user_file()), "products": rows}))
         return

@@ -27,7 +27,7 @@ from specdec.bench.serving import first_difference
 from specdec.bench.timing import Spread, wrapped
 from specdec.bench.trees import NEVER
 from specdec.cli import main
-from specdec.cli.choices import SUITES
+from specdec.cli.bench_choices import SUITES
 from specdec.kernels.compilations import Compilations
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import TreeShape

@@ -151,7 +151,7 @@ def test_show_drafts_puts_the_legend_in_front_of_the_prompt():
 def test_charts_without_matplotlib_are_refused_before_anything_is_measured(
     run, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr("specdec.cli.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("specdec.cli.before_torch.find_spec", lambda name: None)
     code, out, err = run("bench", "--charts", str(tmp_path))
 
     assert (code, out) == (2, "")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import specdec.bench.pair
-import specdec.cli.load
+import specdec.cli.checkpoints
 import specdec.start.load
 from weights.demo import demo_directory
 
@@ -160,10 +160,10 @@ def make_place(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """No weights, no input, no matplotlib."""
-    for module in (specdec.start.load, specdec.bench.pair, specdec.cli.load):
+    for module in (specdec.start.load, specdec.bench.pair, specdec.cli.checkpoints):
         monkeypatch.setattr(module, "load_target", lambda *_, **__: pytest.fail("weights read"))
     monkeypatch.setattr(sys, "stdin", StringIO("\n"))
-    monkeypatch.setattr("specdec.cli.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("specdec.cli.before_torch.find_spec", lambda name: None)
 
 
 @pytest.mark.parametrize("args, words", MISTAKES)

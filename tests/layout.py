@@ -143,7 +143,7 @@ LATE_IMPORTS = {
     "specdec/cli/__init__.py": "a command imports its file when called: --help needs no torch",
     "specdec/cli/batch.py": "ray is an extra",
     "specdec/cli/serve.py": "the engine's process starts before this one imports torch",
-    "specdec/cli/headline.py": "threads.py needs torch, which the engine has imported by then",
+    "specdec/cli/figures.py": "threads.py needs torch, which the engine has imported by then",
     "specdec/fleet/__init__.py": "ray is an extra: the error says how to install it",
     "specdec/guided/guides.py": "llguidance is an extra",
     "specdec/kernels/__init__.py": "Triton, behind one device check",

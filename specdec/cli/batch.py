@@ -9,7 +9,7 @@ from dataclasses import replace
 from specdec.cli.batch_file import Batch, opened
 from specdec.cli.before_torch import server_options
 from specdec.cli.choices import BatchOptions
-from specdec.cli.headline import say_what_runs
+from specdec.cli.figures import say_what_runs
 from specdec.serve.async_llm import AsyncLLM
 from specdec.serve.http.app import Application
 from specdec.serve.http.batch import Answered, answer_line, answer_problem

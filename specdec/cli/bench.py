@@ -17,7 +17,7 @@ from specdec.bench.pair import EngineSpec, Pair, load_pair
 from specdec.bench.report import card_lines, tables
 from specdec.bench.suites import SUITES
 from specdec.cli.bench_choices import BenchChoices, chosen
-from specdec.cli.generate import note_seed
+from specdec.cli.figures import note_seed
 from specdec.cli.threads import choose_threads
 
 THREADS_LEN = 128  # context of the engine that chooses the number of threads

@@ -12,11 +12,10 @@ import sys
 import specdec
 from specdec.cli.before_torch import check_models
 from specdec.cli.choices import ChatOptions
-from specdec.cli.figures import figures, warning
-from specdec.cli.generate import note_seed, sampling_params
-from specdec.cli.headline import say_what_runs
+from specdec.cli.figures import note_seed, report, say_what_runs
+from specdec.cli.generate import sampling_params
 from specdec.cli.readers import read_input
-from specdec.cli.speculation import draft_of, refuse_greedy
+from specdec.cli.speculation import draft_of
 from specdec.config import EngineConfig
 from specdec.options import EngineOptions
 from specdec.requests.chat_format import ChatFormat
@@ -31,8 +30,7 @@ WELCOME = "/reset starts over, Ctrl-C ends an answer,\n/exit or Ctrl-D the progr
 
 def run_chat(options: ChatOptions) -> None:
     """Load, and answer each message."""
-    params = sampling_params(options.sampling)
-    refuse_greedy(options.speculation, params.temperature)
+    params = sampling_params(options)
     engine: EngineOptions = {"max_num_seqs": 1, **options.engine}
     check_models(options.target, draft_of(options.speculation), engine)
     check_template(options.chat_template)
@@ -135,18 +133,9 @@ class Chat:
             num_written = len(text)
 
     def _end(self, messages: list[dict[str, str]], output: RequestOutput) -> None:
-        completion = output.outputs[0]
-        if completion.finish_reason == "error":
-            reason = self._options.wording.text(str(completion.stop_reason))
-            print(f"specdec: error: {reason}", file=sys.stderr)
-        else:
-            self.messages = [*messages, {"role": "assistant", "content": completion.text}]
-        is_drawn = output.seed is not None and self._params.temperature > 0
-        seed = f"seed {output.seed}\n" if is_drawn else ""
-        print(seed + figures(output), file=sys.stderr)
-        advice = warning(output, self._options.target, draft_of(self._options.speculation))
-        if advice is not None:
-            print(advice, file=sys.stderr)
+        if not report(output, self._options):
+            answer = {"role": "assistant", "content": output.outputs[0].text}
+            self.messages = [*messages, answer]
 
 
 def _read_line() -> str | None:

@@ -1,12 +1,16 @@
 """What was drafted and what became of it, in order, coloured or marked, as rounds come."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from rich.console import Console
 from rich.text import Text
 
 from specdec.cli.figures import COLUMNS
-from specdec.requests.draft_spans import DraftRound, Span
+from specdec.requests.draft_spans import DraftRound, DraftSpans, Span
+from specdec.requests.output import CompletionOutput
+from specdec.requests.request import Request
+from specdec.requests.stats import RoundRecord
+from specdec.requests.tokenizer import Tokenizer
 
 # by kind of a span
 STYLES = {
@@ -51,8 +55,21 @@ class DraftsView:
         """End the last line."""
         self._console.print()
 
+    def following(self, request: Request, tokenizer: Tokenizer) -> Callable[[bool], None]:
+        """Show what is new of one sample whenever the result is called; True: it is the end."""
+        spans, records = DraftSpans(tokenizer), list[RoundRecord]()
+
+        def show(is_over: bool) -> None:
+            records.extend(request.stats.rounds_after(len(records)))
+            sample = CompletionOutput(request.index, request.text(), request.token_ids)
+            self.add(spans.new(sample, records, is_over or request.is_finished))
+            if is_over:
+                self.end()
+
+        return show
+
     def _legend(self) -> Iterator[Text]:
-        """What the colours or marks mean, in lines of at most 60 columns."""
+        """Say what the colours or marks mean, in lines of at most 60 columns."""
         line = Text()
         for kind in MEANING if self._has_colors else MARKS:
             each = self._render(Span(MEANING[kind], kind))

@@ -10,7 +10,7 @@ from socket import socket
 
 from specdec.cli.choices import ServeOptions
 from specdec.cli.errors import set_up_logging
-from specdec.cli.headline import say_what_runs
+from specdec.cli.figures import say_what_runs
 from specdec.serve.engine_process import EngineStart
 from specdec.serve.http.gate import LOOPBACK
 from specdec.serve.http.options import ServerOptions

@@ -24,16 +24,6 @@ def draft_of(speculation: SpeculativeConfig | None) -> str | None:
     return None if speculation is None else str(speculation.model)
 
 
-def refuse_greedy(speculation: SpeculativeConfig | None, temperature: float) -> None:
-    """Refuse a rule for sampled drafts where none is sampled."""
-    if speculation is not None and speculation.acceptance != "exact" and temperature == 0:
-        raise ValueError(
-            f"--acceptance {speculation.acceptance} with --temperature 0, where drafts are "
-            "accepted if they are the best tokens: give --temperature too, or leave --acceptance "
-            "out"
-        )
-
-
 def _refuse_without_draft(given: Mapping[str, object]) -> None:
     for each in described(SpeculativeConfig):
         is_count = each.name == "num_speculative_tokens"  # 0 is plain decoding, auto is not

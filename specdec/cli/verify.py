@@ -6,9 +6,7 @@ import specdec
 from specdec.cli.agreement import Agreement, measure_agreement
 from specdec.cli.before_torch import check_models
 from specdec.cli.choices import VerifyOptions
-from specdec.cli.figures import COLUMNS
-from specdec.cli.generate import note_seed
-from specdec.cli.headline import say_what_runs
+from specdec.cli.figures import COLUMNS, note_seed, say_what_runs
 from specdec.cli.speculation import speculation_of
 from specdec.cli.verdict import HEALTHY, SOURCES, Verdict, judge
 from specdec.requests.chat_format import ChatFormat

@@ -20,7 +20,6 @@ from specdec.cli.choices import (
     WidenOptions,
 )
 from specdec.cli.readers import check_choice
-from specdec.cli.speculation import draft_of
 from specdec.config import EngineConfig
 from specdec.options import EngineOptions
 from specdec.requests.chat_format import ChatFormat
@@ -33,7 +32,9 @@ from weights.demo import demo_directory
 WIDE_SHAPES = ("llama-8b", "tiny")
 
 
-def check_models(target: str, draft: str | None, engine: EngineOptions | None = None) -> None:
+def check_models(
+    target: str, draft: str | Path | None, engine: EngineOptions | None = None
+) -> None:
     """Refuse paths that are not there, and values that no engine takes."""
     EngineConfig(**(engine or {}))
     local_directory(target, "target")
@@ -87,7 +88,7 @@ def _check_serve(options: ServeOptions) -> None:
     check_choice("--log-format", options.log_format, ("text", "json"))
     check_choice("--tool-call-parser", server.tool_call_parser, TOOL_CALL_PARSERS)
     check_choice("--reasoning-parser", server.reasoning_parser, REASONING_PARSERS)
-    check_models(options.target, draft_of(options.speculation))
+    check_models(options.target, options.speculation and options.speculation.model)
 
 
 def _check_batch(options: BatchOptions) -> None:
@@ -97,7 +98,7 @@ def _check_batch(options: BatchOptions) -> None:
     server_options(options)
     if options.num_engines is not None and options.ray is None:
         raise ValueError(f"--num-engines {options.num_engines} without a cluster: give --ray too")
-    check_models(options.target, draft_of(options.speculation))
+    check_models(options.target, options.speculation and options.speculation.model)
 
 
 def _check_bench(options: BenchChoices) -> None:

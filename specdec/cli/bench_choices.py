@@ -25,18 +25,13 @@ CHARTS = about("directory for PNG charts (needs matplotlib)", metavar="DIRECTORY
 LOADS = ("loop", "noise")
 READERS = {  # options that only some suites read
     "contexts": ("exactness", "context"),
-    "rounds_of_memory": ("cold",),
     "max_model_len": ("protocol", "rounds", "exactness", *LOADS, "trees", "cold"),
-    "max_num_seqs": ("protocol", "rounds", *LOADS, "trees", "requests", "cold"),
-    "gpu_memory_utilization": ("cold",),
     "adaptive": (*LOADS, "requests", "cold"),
-    "chains": (*LOADS, "requests"),
     "ramp": ("loop",),
     "trees": ("context", "trees"),
     "temperatures": (*LOADS, "trees"),
     "thresholds": ("trees",),
 }
-OF_GRAPHS = ("noise",)
 GONE = {  # suites of earlier versions, and what to do instead
     "k": "give --suite protocol,rounds -k 0,1,2,3,4,5,6,7,8 --batch 1",
     "batch": "give --suite protocol --batch 1,2,4,8,16,32",
@@ -114,9 +109,6 @@ class BenchChoices:
         bounds=(1, MANY),
     )
     num_rounds: int = option(30, "rounds timed by the device's clock", bounds=(1, MANY))
-    rounds_of_memory: int | None = option(
-        None, "rounds after which the suite cold reads memory", unset="1000", bounds=(1, MANY)
-    )
     max_seconds: float | None = option(
         None, "begin nothing more after this many seconds", bounds=(0, MOST_SECONDS)
     )
@@ -129,17 +121,8 @@ class BenchChoices:
         unset="4096",
         bounds=(2, MAX_MODEL_LEN),
     )
-    max_num_seqs: int | None = option(
-        None, "request rows of each engine", unset="the largest batch", bounds=(1, MOST_SEQS)
-    )
-    gpu_memory_utilization: float | None = option(
-        None,
-        "share of a GPU's memory to use in the suite cold; the others take what they need",
-        unset="0.9",
-    )
     enforce_eager: bool = option(False, ABOUT["enforce_eager"])
     adaptive: bool | None = option(None, "loads with as many drafts as pay, too; on a GPU")
-    chains: bool | None = option(None, "with --adaptive: chains alone, no draft trees")
     ramp: bool | None = option(
         None, "in the suite loop: a load that rises and falls, in place of others"
     )
@@ -222,23 +205,9 @@ def refuse_unread(given: BenchChoices) -> None:
             only = f"the suite {which} alone: give --suite {which} too"
             some = f"the suites {which}: give one of them too"
             raise ValueError(f"{_option(name, given)} is for {only if len(readers) == 1 else some}")
-    if given.chains and not given.adaptive:
-        raise ValueError("--chains without --adaptive, whose drafts may be trees: give both")
-    if given.enforce_eager:
-        for name in OF_GRAPHS:
-            if name in names:
-                raise ValueError(
-                    f"--enforce-eager with the suite {name}, which measures graphs: leave one out"
-                )
-    _check_rows(given)
-
-
-def _check_rows(given: BenchChoices) -> None:
-    """Refuse an engine with fewer rows than the requests of a batch."""
-    rows, batches = given.max_num_seqs, given.batches or [1]
-    if rows is not None and rows < max(batches):
+    if given.enforce_eager and "noise" in names:
         raise ValueError(
-            f"--max-num-seqs {rows} with --batch {_shown(batches)}: give at least {max(batches)}"
+            "--enforce-eager with the suite noise, which measures graphs: leave one out"
         )
 
 

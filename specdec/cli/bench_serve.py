@@ -30,17 +30,15 @@ def run_bench_serve(command: BenchServeChoices) -> None:
 
 
 def _options(command: BenchServeChoices) -> LoadOptions:
-    fields: dict[str, object] = {}
-    if command.temperature is not None:
-        fields["temperature"] = command.temperature
-    if command.ignore_eos:
-        fields["ignore_eos"] = True
+    if not command.url.startswith(("http://", "https://")):
+        raise ValueError(f"URL {command.url}: give one that begins with http:// or https://")
+    fields = {"temperature": command.temperature, "ignore_eos": command.ignore_eos or None}
     return LoadOptions(
-        url=_base_of(command.url),
+        url=command.url.rstrip("/").removesuffix("/v1"),
         model=command.model,
         is_chat=command.is_chat,
         api_key=command.api_key,
-        fields=fields,
+        fields={name: value for name, value in fields.items() if value is not None},
         rates=command.rates or [1.0],
         num_requests=command.num_requests,
         most_answer=command.max_tokens,
@@ -48,13 +46,6 @@ def _options(command: BenchServeChoices) -> LoadOptions:
         seed=command.seed,
         timeout=command.timeout,
     )
-
-
-def _base_of(url: str) -> str:
-    """Leave out /v1."""
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"URL {url}: give one that begins with http:// or https://")
-    return url.rstrip("/").removesuffix("/v1")
 
 
 def _goodput(given: str | None) -> dict[str, float]:

@@ -15,7 +15,6 @@ from specdec.cli.choices import ChatOptions
 from specdec.cli.figures import note_seed, report, say_what_runs
 from specdec.cli.generate import sampling_params
 from specdec.cli.readers import read_input
-from specdec.cli.speculation import draft_of
 from specdec.config import EngineConfig
 from specdec.options import EngineOptions
 from specdec.requests.chat_template import check_template
@@ -31,7 +30,7 @@ def run_chat(options: ChatOptions) -> None:
     """Load, and answer each message."""
     params = sampling_params(options)
     engine: EngineOptions = {"max_num_seqs": 1, **options.engine}
-    check_models(options.target, draft_of(options.speculation), engine)
+    check_models(options.target, options.speculation and options.speculation.model, engine)
     check_template(options.chat_template)
     if options.chat_template is None:
         _check_own_template(options)

@@ -20,7 +20,6 @@ from typer import Argument, CallbackParam, Context, Option, Typer
 
 from specdec.arguments import from_mapping
 from specdec.cli.readers import check_choice, num_drafts, numbers, pairs, text_of, trees
-from specdec.cli.speculation import speculation_of
 from specdec.config import EngineConfig
 from specdec.described import Described, check_described, described
 from specdec.serve.http.options import ServerOptions
@@ -183,3 +182,30 @@ def _checked(config: object, chosen: dict[str, object], wanted: object) -> objec
     if config is ServerOptions:
         from_mapping(ServerOptions, {"model_names": (), **chosen})
     return speculation_of(chosen) if wanted == SpeculativeConfig | None else chosen
+
+
+def speculation_of(given: Mapping[str, object]) -> SpeculativeConfig | None:
+    """Build the config of the draft. Without a draft, refuse the options that need one."""
+    if "model" not in given:
+        _refuse_without_draft(given)
+        return None
+    try:
+        return from_mapping(SpeculativeConfig, given)
+    except ValueError as error:
+        raise ValueError(_renamed(str(error))) from error
+
+
+def _refuse_without_draft(given: Mapping[str, object]) -> None:
+    for each in described(SpeculativeConfig):
+        is_count = each.name == "num_speculative_tokens"  # 0 is plain decoding, auto is not
+        if each.name in given and given[each.name] != (0 if is_count else each.default):
+            value = "" if each.gives is not None else f" {given[each.name]}"
+            raise ValueError(f"{each.flag}{value} without a draft: give --draft too")
+
+
+def _renamed(text: str) -> str:
+    """Put the command line's names into an error: --top-k and --revision are other things there."""
+    for each in described(SpeculativeConfig):
+        if each.flag == f"--draft-{each.name.replace('_', '-')}":
+            text = re.sub(rf"\b{each.name}\b", f"draft_{each.name}", text)
+    return text

@@ -51,13 +51,8 @@ def run_command(app: Typer, given: Sequence[str]) -> None:
 
 def _without_keys(given: Sequence[str]) -> list[str]:
     """Return the command as it may be shown and written to files."""
-    shown = list(given)
-    for i, word in enumerate(shown):
-        if word.startswith("--api-key="):
-            shown[i] = "--api-key=..."
-        elif i > 0 and shown[i - 1] == "--api-key":
-            shown[i] = "..."
-    return shown
+    words = [re.sub("^--api-key=.*", "--api-key=...", word, flags=re.DOTALL) for word in given]
+    return ["..." if i and given[i - 1] == "--api-key" else each for i, each in enumerate(words)]
 
 
 def _joined(given: Sequence[str]) -> list[str]:

@@ -5,10 +5,10 @@ import sys
 import textwrap
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 
 import specdec
 from specdec.cli.choices import ChatOptions, GenerateOptions
-from specdec.cli.speculation import draft_of
 from specdec.requests.output import CompletionOutput, RequestOutput
 from specdec.requests.stats import RoundRecord
 from weights.errors import shown
@@ -65,7 +65,7 @@ def report(
         print(f"seed {output.seed}", file=sys.stderr)
     if has_figures:
         print(figures(output), file=sys.stderr)
-    advice = warning(output, options.target, draft_of(options.speculation))
+    advice = warning(output, options.target, options.speculation and options.speculation.model)
     if advice is not None:
         print(advice, file=sys.stderr)
     failed = [each for each in output.outputs if each.finish_reason == "error"]
@@ -119,7 +119,7 @@ def lines(parts: list[str]) -> list[str]:
     return found
 
 
-def warning(output: RequestOutput, target: str, draft: str | None) -> str | None:
+def warning(output: RequestOutput, target: str, draft: str | Path | None) -> str | None:
     """Say what to run where hardly any draft was accepted."""
     stats = output.stats
     length = stats.mean_acceptance_length
@@ -127,7 +127,7 @@ def warning(output: RequestOutput, target: str, draft: str | None) -> str | None
         return None
     if stats.num_rounds < LEAST_ROUNDS or length >= LEAST_LENGTH:
         return None
-    command = shlex.join(["specdec", "verify", target, draft])
+    command = shlex.join(["specdec", "verify", target, str(draft)])
     return f"warning: hardly any draft is accepted; to find out why:\n{command}"
 
 

@@ -17,7 +17,6 @@ from specdec.cli.choices import ChatOptions, GenerateOptions
 from specdec.cli.drafts_view import DraftsView
 from specdec.cli.figures import as_json, note_seed, report, say_what_runs
 from specdec.cli.readers import STANDARD_INPUT, read_input
-from specdec.cli.speculation import draft_of
 from specdec.options import EngineOptions
 from specdec.requests.intake import NewRequest
 from specdec.requests.output import RequestOutput
@@ -35,7 +34,7 @@ def run_generate(options: GenerateOptions) -> None:
     _check_output(options, params)
     prompt = read_prompt(options)
     engine: EngineOptions = {"max_num_seqs": min(params.n, 64), **options.engine}
-    check_models(options.target, draft_of(options.speculation), engine)
+    check_models(options.target, options.speculation and options.speculation.model, engine)
     llm = specdec.LLM(options.target, speculative_config=options.speculation, **engine)
     say_what_runs(llm)
     note_seed(options.sampling.seed, params.temperature)

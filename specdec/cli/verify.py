@@ -6,8 +6,8 @@ import specdec
 from specdec.cli.agreement import Agreement, Verdict, judge, measure_agreement
 from specdec.cli.before_torch import check_models
 from specdec.cli.choices import VerifyOptions
+from specdec.cli.command import speculation_of
 from specdec.cli.figures import COLUMNS, note_seed, say_what_runs
-from specdec.cli.speculation import speculation_of
 from specdec.requests.chat_format import ChatFormat
 from specdec.requests.tokenizer import Tokenizer
 from weights.report import wrapped

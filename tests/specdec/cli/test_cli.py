@@ -302,10 +302,6 @@ def test_standard_input_may_be_closed(run, monkeypatch, args, message):
             ("bench", "--contexts", "70"),
             "--contexts 70 is for the suites exactness, context: give one of them too",
         ),
-        (
-            ("bench", "--rounds-of-memory", "7"),
-            "--rounds-of-memory 7 is for the suite cold alone",
-        ),
         (("chat", "demo", "-k", "3"), "give --draft too"),
         (("chat", "demo", "--temperature", "-1"), "--temperature -1"),
         (("inspect", "./nowhere"), "no such directory"),

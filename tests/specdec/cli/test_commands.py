@@ -110,9 +110,7 @@ def test_bench_builds_its_engines_with_the_options(benched, monkeypatch):
     monkeypatch.setattr(
         Pair, "engine", lambda *args: sizes.append(real(*args).runner.sizes) or real(*args)
     )
-    pair = benched(
-        "--seed", "5", "--enforce-eager", "--max-num-seqs", "3", "--max-model-len", "512"
-    )
+    pair = benched("--seed", "5", "--enforce-eager", "--batch", "3", "--max-model-len", "512")
 
     assert (pair.config.seed, pair.config.enforce_eager) == (5, True)
     assert set(seeds) == {5}

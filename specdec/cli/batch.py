@@ -75,14 +75,9 @@ def _write_ready(batch: Batch, waiting: "deque[asyncio.Task[Answered]]") -> None
 
 def _answer_on_ray(options: BatchOptions, address: str, batch: Batch) -> None:
     from specdec.fleet.batch_job import answer_lines, connected, num_gpus
-    from specdec.fleet.engine_args import EngineArgs
+    from specdec.fleet.stage import EngineArgs
 
-    args = EngineArgs(
-        model=options.target,
-        speculative_config=options.speculation,
-        engine=options.engine,
-        server=options.server,
-    )
+    args = EngineArgs(options.target, options.speculation, options.engine, options.server)
     with connected(address):
         num_engines = options.num_engines or (num_gpus() if args.num_gpus else 1)
         if num_engines == 0:

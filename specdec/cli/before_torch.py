@@ -26,6 +26,7 @@ from specdec.requests.chat_format import ChatFormat
 from specdec.requests.chat_template import check_template
 from specdec.serve.http.options import ServerOptions, is_api_key
 from specdec.serve.http.tools.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
+from specdec.speculative_config import SpeculativeConfig
 from specdec.start.locate import DEMO_PARTS, local_directory, locate
 from weights.demo import demo_directory
 
@@ -33,13 +34,13 @@ WIDE_SHAPES = ("llama-8b", "tiny")
 
 
 def check_models(
-    target: str, draft: str | Path | None, engine: EngineOptions | None = None
+    target: str, draft: SpeculativeConfig | str | None = None, engine: EngineOptions | None = None
 ) -> None:
     """Refuse paths that are not there, and values that no engine takes."""
     EngineConfig(**(engine or {}))
     local_directory(target, "target")
     if draft is not None:
-        local_directory(draft, "draft")
+        local_directory(draft if isinstance(draft, str) else draft.model, "draft")
 
 
 def server_options(options: ServeOptions | BatchOptions) -> ServerOptions:
@@ -74,7 +75,7 @@ def source_directory(source: str) -> Path:
 
 def _check_inspect(options: InspectOptions) -> None:
     if options.target is not None:
-        check_models(options.target, None)
+        check_models(options.target)
     checkpoint_directory(options.checkpoint)
 
 
@@ -88,7 +89,7 @@ def _check_serve(options: ServeOptions) -> None:
     check_choice("--log-format", options.log_format, ("text", "json"))
     check_choice("--tool-call-parser", server.tool_call_parser, TOOL_CALL_PARSERS)
     check_choice("--reasoning-parser", server.reasoning_parser, REASONING_PARSERS)
-    check_models(options.target, options.speculation and options.speculation.model)
+    check_models(options.target, options.speculation)
 
 
 def _check_batch(options: BatchOptions) -> None:
@@ -98,7 +99,7 @@ def _check_batch(options: BatchOptions) -> None:
     server_options(options)
     if options.num_engines is not None and options.ray is None:
         raise ValueError(f"--num-engines {options.num_engines} without a cluster: give --ray too")
-    check_models(options.target, options.speculation and options.speculation.model)
+    check_models(options.target, options.speculation)
 
 
 def _check_bench(options: BenchChoices) -> None:

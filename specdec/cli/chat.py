@@ -30,7 +30,7 @@ def run_chat(options: ChatOptions) -> None:
     """Load, and answer each message."""
     params = sampling_params(options)
     engine: EngineOptions = {"max_num_seqs": 1, **options.engine}
-    check_models(options.target, options.speculation and options.speculation.model, engine)
+    check_models(options.target, options.speculation, engine)
     check_template(options.chat_template)
     if options.chat_template is None:
         _check_own_template(options)

@@ -33,7 +33,10 @@ READERS: dict[object, Read] = {
     Mapping[str, str] | None: pairs,
     Sequence[TreeShape] | None: trees,
 }
-LISTS = {Sequence[int] | None: int, Sequence[float] | None: float}
+LISTS: dict[object, type[int] | type[float]] = {
+    Sequence[int] | None: int,
+    Sequence[float] | None: float,
+}
 
 
 def declare(app: Typer, name: str, kind: Any, run: Callable[[Any], None]) -> None:

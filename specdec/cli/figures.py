@@ -5,7 +5,6 @@ import sys
 import textwrap
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 
 import specdec
 from specdec.cli.choices import ChatOptions, GenerateOptions
@@ -65,7 +64,8 @@ def report(
         print(f"seed {output.seed}", file=sys.stderr)
     if has_figures:
         print(figures(output), file=sys.stderr)
-    advice = warning(output, options.target, options.speculation and options.speculation.model)
+    draft = None if options.speculation is None else str(options.speculation.model)
+    advice = warning(output, options.target, draft)
     if advice is not None:
         print(advice, file=sys.stderr)
     failed = [each for each in output.outputs if each.finish_reason == "error"]
@@ -119,7 +119,7 @@ def lines(parts: list[str]) -> list[str]:
     return found
 
 
-def warning(output: RequestOutput, target: str, draft: str | Path | None) -> str | None:
+def warning(output: RequestOutput, target: str, draft: str | None) -> str | None:
     """Say what to run where hardly any draft was accepted."""
     stats = output.stats
     length = stats.mean_acceptance_length
@@ -127,7 +127,7 @@ def warning(output: RequestOutput, target: str, draft: str | Path | None) -> str
         return None
     if stats.num_rounds < LEAST_ROUNDS or length >= LEAST_LENGTH:
         return None
-    command = shlex.join(["specdec", "verify", target, str(draft)])
+    command = shlex.join(["specdec", "verify", target, draft])
     return f"warning: hardly any draft is accepted; to find out why:\n{command}"
 
 

@@ -34,7 +34,7 @@ def run_generate(options: GenerateOptions) -> None:
     _check_output(options, params)
     prompt = read_prompt(options)
     engine: EngineOptions = {"max_num_seqs": min(params.n, 64), **options.engine}
-    check_models(options.target, options.speculation and options.speculation.model, engine)
+    check_models(options.target, options.speculation, engine)
     llm = specdec.LLM(options.target, speculative_config=options.speculation, **engine)
     say_what_runs(llm)
     note_seed(options.sampling.seed, params.temperature)

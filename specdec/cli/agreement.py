@@ -43,7 +43,7 @@ class Agreement:
 
     @property
     def rates(self) -> list[float | None]:
-        """For i = 1..K: how often draft i agrees if all before it did."""
+        """Say for i = 1..K how often draft i agrees if all before it did."""
         pairs = zip(self.num_agreeing, self.num_agreeing[1:], strict=False)
         return [here / before if before else None for before, here in pairs]
 

@@ -200,20 +200,18 @@ def refuse_unread(given: BenchChoices) -> None:
         raise ValueError("--trees without a draft: give --draft too")
     names = chosen(given.suites)
     for name, readers in READERS.items():
-        if getattr(given, name) is not None and not set(readers) & set(names):
+        value = getattr(given, name)
+        if value is not None and not set(readers) & set(names):
+            option = f"--{name}" if value is True else f"--{name} {_shown(value)}"
+            option = option.replace("_", "-")
             which = ", ".join(readers)
             only = f"the suite {which} alone: give --suite {which} too"
             some = f"the suites {which}: give one of them too"
-            raise ValueError(f"{_option(name, given)} is for {only if len(readers) == 1 else some}")
+            raise ValueError(f"{option} is for {only if len(readers) == 1 else some}")
     if given.enforce_eager and "noise" in names:
         raise ValueError(
             "--enforce-eager with the suite noise, which measures graphs: leave one out"
         )
-
-
-def _option(name: str, given: BenchChoices) -> str:
-    option, value = f"--{name.replace('_', '-')}", getattr(given, name)
-    return option if value is True else f"{option} {_shown(value)}"
 
 
 def _shown(value: object) -> str:

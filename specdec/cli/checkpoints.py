@@ -26,7 +26,7 @@ def run_inspect(options: InspectOptions) -> None:
     config = None if options.target is None else _target_config(options.target)
     inspection = inspect_checkpoint(checkpoint_directory(options.checkpoint), config)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print(json.dumps(_as_dict(inspection)) if options.json else inspection.text(width))
+    print(_as_json(inspection) if options.json else inspection.text(width))
     if inspection.problems:
         raise SystemExit(1)
 
@@ -39,36 +39,20 @@ def _target_config(name: str) -> TargetConfig:
     return inspection.config
 
 
-def _as_dict(inspection: Inspection) -> dict[str, object]:
+def _as_json(inspection: Inspection) -> str:
     report = inspection.report
-    return {
-        "directory": str(report.directory),
-        "role": report.role,
-        "format": report.format,
-        "fields": [
-            {"field": row.field, "value": _plain(row.value), "source": row.source}
-            for row in report.fields
-        ],
-        "notes": list(report.notes),
-        "ignored": [{"name": name, "reason": reason} for name, reason in report.ignored],
-        "problems": list(inspection.problems),
-        "tensors": [
-            {
-                "name": entry.name,
-                "dtype": entry.dtype,
-                "shape": list(entry.shape),
-                "num_bytes": entry.num_bytes,
-                "file": entry.file.name,
-            }
-            for entry in inspection.tensors
-        ],
-    }
+    names = ("name", "dtype", "shape", "num_bytes")
+    tensors = [
+        {name: getattr(entry, name) for name in names} | {"file": entry.file.name}
+        for entry in inspection.tensors
+    ]
+    ignored = [{"name": name, "reason": reason} for name, reason in report.ignored]
+    found = {**dataclasses.asdict(report), "ignored": ignored, "problems": inspection.problems}
+    return json.dumps({**found, "tensors": tensors}, default=_plain)
 
 
 def _plain(value: object) -> object:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    return list(value) if isinstance(value, tuple | frozenset) else value
+    return list(value) if isinstance(value, frozenset) else str(value)
 
 
 def run_load(options: LoadOptions) -> None:

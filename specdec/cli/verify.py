@@ -21,8 +21,9 @@ HEALTHY = {
 }
 SOURCES = (
     "demo: accepted in rounds over 24 prompts, from weights/demo/README.md",
-    "public: from the acceptance lengths on HumanEval on the card of "
-    "RedHatAI/Llama4-Maverick-17B-128E-Instruct-speculator.eagle3",
+    "public: from the acceptance lengths on HumanEval on the card",
+    "    of RedHatAI/",
+    "    Llama4-Maverick-17B-128E-Instruct-speculator.eagle3",
 )
 CODE_STARTS = (
     'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n',

@@ -114,19 +114,15 @@ def _check_bench_serve(options: BenchServeChoices) -> None:
     _check_outputs(options.json, options.charts)
 
 
-def _check_load(options: LoadOptions) -> None:
-    engine: EngineOptions = {"dtype": options.dtype, "device": options.device}
-    check_models(options.target, options.draft, engine)
-
-
 def _check_widen(options: WidenOptions) -> None:
     check_choice("--shape", options.shape, WIDE_SHAPES)
     check_choice("--dtype", options.dtype, ("bfloat16", "float32"))
     source_directory(options.source)
 
 
-def _check_tune(options: TuneOptions) -> None:
-    check_models(options.target, options.draft)
+def _check_pair(options: LoadOptions | TuneOptions) -> None:
+    device = options.device if isinstance(options, LoadOptions) else "auto"
+    check_models(options.target, options.draft, {"dtype": options.dtype, "device": device})
 
 
 def _require(what: str, extra: str, modules: Sequence[str]) -> None:
@@ -154,7 +150,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "batch": _check_batch,
     "bench": _check_bench,
     "bench serve": _check_bench_serve,
-    "load": _check_load,
+    "load": _check_pair,
     "widen": _check_widen,
-    "tune": _check_tune,
+    "tune": _check_pair,
 }

@@ -20,6 +20,7 @@ SUITES = (
     "cold; with commas; or all"
 )
 ABOUT = {each.name: each.help for each in described(EngineConfig)}
+LENGTHS = (2, MAX_MODEL_LEN)
 OUTPUT = about("write the last line's JSON to a file too")
 CHARTS = about("directory for PNG charts (needs matplotlib)", metavar="DIRECTORY")
 LOADS = ("loop", "noise")
@@ -70,26 +71,18 @@ class BenchChoices:
     batches: Sequence[int] | None = option(
         None,
         "requests at a time",
-        unset="1,8,32 on a GPU, 1 on a CPU",
+        unset="1,8,32; 1 on a CPU",
         bounds=(1, MOST_SEQS),
         flag="--batch",
     )
     contexts: Sequence[int] | None = option(
-        None,
-        "prompt lengths of the suites context and exactness",
-        unset="six, from 256 to 32768",
-        bounds=(1, MAX_MODEL_LEN),
+        None, "prompt lengths of context and exactness", unset="six, 256 to 32768", bounds=LENGTHS
     )
     trees: Sequence[TreeShape] | None = option(
-        None,
-        "of the suites trees and context: rows x levels x top_k, as in 8x6x4,16x6x4",
-        unset="eight, of the suite trees",
+        None, "of trees and context, rows x levels x top_k: 8x6x4,16x6x4", unset="eight, of trees"
     )
     temperatures: Sequence[float] | None = option(
-        None,
-        "of the suites loop, noise and trees",
-        unset="0,0.8, and 0,0.7,1 of trees",
-        bounds=(0.0, 100.0),
+        None, "of loop, noise and trees", unset="0,0.8, of trees 0,0.7,1", bounds=(0.0, 100.0)
     )
     thresholds: Sequence[float] | None = option(
         None,
@@ -102,11 +95,9 @@ class BenchChoices:
         default=None,
         metadata=about("JSON file", unset="prompts.json beside the target", exists=True),
     )
-    max_tokens: int = option(160, "tokens of each answer", bounds=(2, MAX_MODEL_LEN))
+    max_tokens: int = option(160, "tokens of each answer", bounds=LENGTHS)
     repeats: int = option(
-        2,
-        "whole runs, the best of which counts; the suite loop has a row for each",
-        bounds=(1, MANY),
+        2, "whole runs, the best counts; the suite loop has a row for each", bounds=(1, MANY)
     )
     num_rounds: int = option(30, "rounds timed by the device's clock", bounds=(1, MANY))
     max_seconds: float | None = option(
@@ -116,10 +107,7 @@ class BenchChoices:
     dtype: str = option("auto", ABOUT["dtype"])
     device: str = option("auto", ABOUT["device"])
     max_model_len: int | None = option(
-        None,
-        "longest context, where a suite does not set it",
-        unset="4096",
-        bounds=(2, MAX_MODEL_LEN),
+        None, "longest context, where no suite sets it", unset="4096", bounds=LENGTHS
     )
     enforce_eager: bool = option(False, ABOUT["enforce_eager"])
     adaptive: bool | None = option(None, "loads with as many drafts as pay, too; on a GPU")
@@ -163,9 +151,7 @@ class BenchServeChoices:
     num_requests: int = option(100, "of each run", bounds=(1, MANY))
     model: str | None = option(None, "the model's name", unset="the first one listed")
     is_chat: bool = option(False, "ask for chat completions, not for completions", flag="--chat")
-    max_tokens: int | None = option(
-        None, "most tokens of an answer", unset="1024", bounds=(1, MAX_MODEL_LEN)
-    )
+    max_tokens: int | None = option(None, "most tokens of an answer", unset="1024", bounds=LENGTHS)
     temperature: float | None = option(None, "of each request", unset="the server's")
     ignore_eos: bool = option(False, "ask for full lengths (vLLM and specdec know it)")
     goodput: str | None = option(

@@ -12,21 +12,14 @@ from specdec.requests.request import Request
 from specdec.requests.stats import RoundRecord
 from specdec.requests.tokenizer import Tokenizer
 
-# by kind of a span
-STYLES = {
-    "target": "",
-    "accepted": "green",
-    "rejected": "dim red strike",
-    "recovered": "yellow",
-    "bonus": "bold cyan",
+# the style and the meaning of each kind of a span, beside the target's own tokens
+KINDS = {
+    "accepted": ("green", "accepted draft"),
+    "rejected": ("dim red strike", "rejected draft"),
+    "recovered": ("yellow", "recovered: the target's token instead"),
+    "bonus": ("bold cyan", "bonus: the target's token after K accepted drafts"),
 }
 MARKS = {"accepted": ("{+", "+}"), "rejected": ("[-", "-]")}  # wdiff's, if there are no colours
-MEANING = {
-    "accepted": "accepted draft",
-    "rejected": "rejected draft",
-    "recovered": "recovered: the target's token instead",
-    "bonus": "bonus: the target's token after K accepted drafts",
-}
 BETWEEN = "  "
 
 
@@ -71,8 +64,8 @@ class DraftsView:
     def _legend(self) -> Iterator[Text]:
         """Say what the colours or marks mean, in lines of at most 60 columns."""
         line = Text()
-        for kind in MEANING if self._has_colors else MARKS:
-            each = self._render(Span(MEANING[kind], kind))
+        for kind in KINDS if self._has_colors else MARKS:
+            each = self._render(Span(KINDS[kind][1], kind))
             if line and len(line) + len(BETWEEN) + len(each) > COLUMNS:
                 yield line
                 line = Text()
@@ -84,6 +77,7 @@ class DraftsView:
         if span.kind == "rejected":
             text = text.replace("\n", "\N{RETURN SYMBOL}")
         if self._has_colors:
-            return Text(text, style=STYLES[span.kind])
+            style, _ = KINDS.get(span.kind, ("", ""))
+            return Text(text, style=style)
         opening, closing = MARKS.get(span.kind, ("", ""))
         return Text(f"{opening}{text}{closing}")

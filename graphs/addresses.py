@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from torch import Tensor
 
 from graphs.context import ForwardContext
-from graphs.errors import CaptureError
+from graphs.protocol import CaptureError
 
 
 def debug_enabled() -> bool:

@@ -16,9 +16,8 @@ import torch
 
 from graphs.capturing import exclusive_capture
 from graphs.context import context_in
-from graphs.errors import CaptureError
 from graphs.modes import CUDAGraphMode
-from graphs.protocol import Graph, GraphPool, GraphSession
+from graphs.protocol import CaptureError, Graph, GraphPool, GraphSession
 from graphs.weak import tensors_in
 
 P = ParamSpec("P")
@@ -71,7 +70,6 @@ class BreakableCUDAGraphCapture:
 
     @staticmethod
     def current() -> "BreakableCUDAGraphCapture | None":
-        """The capture that is active in this thread."""
         return _thread.active
 
     @staticmethod
@@ -80,7 +78,6 @@ class BreakableCUDAGraphCapture:
 
     @property
     def num_graphs(self) -> int:
-        """Graphs captured; empty ones are dropped."""
         return len(self._graphs)
 
     @property

@@ -9,8 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from graphs.errors import CaptureError
-from graphs.protocol import GraphPool
+from graphs.protocol import CaptureError, GraphPool
 
 
 class _Thread(threading.local):

@@ -57,6 +57,5 @@ def get_forward_context() -> ForwardContext:
 
 
 def context_in(mode: CUDAGraphMode) -> ForwardContext | None:
-    """The current context, if its runtime mode is `mode`."""
     context = _current.context
     return context if context is not None and context.runtime_mode is mode else None

@@ -34,8 +34,6 @@ class BatchKind(NamedTuple):
 
 @dataclass(slots=True)
 class GraphCounters:
-    """Counts of one family."""
-
     batches: Counter[BatchKind] = field(default_factory=Counter)  # dispatched
     replays: Counter[CUDAGraphMode] = field(default_factory=Counter)
     captures: list[CaptureRecord] = field(default_factory=list)
@@ -98,7 +96,6 @@ class GraphCounters:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all captures, warm-up included."""
         return sum(record.seconds for record in self.captures)
 
     @property
@@ -109,7 +106,6 @@ class GraphCounters:
 def log_capture(
     what: str, mode: CUDAGraphMode, desc: BatchDescriptor, num_graphs: int, num_bytes: int
 ) -> None:
-    """The debug line of one capture."""
     line = "captured %s, %s, %s: %d segments, %d bytes"
     logger.debug(line, what, mode.name, desc, num_graphs, num_bytes)
 

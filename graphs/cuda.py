@@ -130,8 +130,6 @@ class CudaPool:
 
 
 class CudaSession:
-    """Begins and ends graphs on the side stream."""
-
     def __init__(self, pool: CudaPool) -> None:
         self._pool = pool
         self._open: torch.cuda.CUDAGraph | None = None
@@ -192,7 +190,6 @@ _open_library = cache(ctypes.CDLL)
 
 
 def _num_nodes(graph: torch.cuda.CUDAGraph) -> int:
-    """Nodes of a graph that keeps its template."""
     count = ctypes.c_size_t()
     # torch does not count nodes; the driver is loaded wherever there is a GPU
     driver = _open_library("libcuda.so.1")

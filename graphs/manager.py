@@ -19,11 +19,10 @@ from graphs.capturing import set_cudagraph_capturing_enabled, validate_cudagraph
 from graphs.compiled import CompiledPieces
 from graphs.counters import BatchKind, CaptureRecord, GraphCounters, log_capture
 from graphs.dispatch import Dispatch, Dispatcher, agreed_batch
-from graphs.errors import CaptureError
 from graphs.frozen_heap import frozen_heap
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.piecewise import PiecewiseRunner
-from graphs.protocol import Graph, GraphBackend, GraphHooks, GraphPool
+from graphs.protocol import CaptureError, Graph, GraphBackend, GraphHooks, GraphPool
 from graphs.sizes import CaptureSizes
 from graphs.wrapper import BreakableCUDAGraphWrapper, capture_graph
 

@@ -5,8 +5,8 @@ from typing import TypeAlias, TypeVar, cast
 
 from graphs.compiled import CompiledPieces
 from graphs.context import context_in
-from graphs.errors import CaptureError
 from graphs.modes import BatchDescriptor, CUDAGraphMode
+from graphs.protocol import CaptureError
 from graphs.wrapper import BreakableCUDAGraphWrapper
 
 R = TypeVar("R")

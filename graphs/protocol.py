@@ -11,6 +11,13 @@ from typing import Protocol
 from graphs.weak import V
 
 
+class CaptureError(RuntimeError):
+    """A capture that cannot be, or a replay of what was not captured.
+
+    It names the op, the argument or the descriptor that is wrong, and what would be right.
+    """
+
+
 class Graph(Protocol):
     def replay(self) -> None:
         """Do the work again, on the same addresses."""

@@ -24,8 +24,6 @@ Captured: TypeAlias = tuple[Graph | None, object]  # what replays a call, and wh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CUDAGraphOptions:
-    """How a CUDAGraphWrapper captures."""
-
     debug_log_enable: bool = True
     gc_disable: bool = False  # skip gc and empty_cache; for all pieces but the first
     # return a weak view at capture too; right only for the last piece, whose output no later reads
@@ -42,7 +40,6 @@ class CUDAGraphEntry:
 
     @property
     def num_graphs(self) -> int:
-        """Graphs that a replay launches."""
         if isinstance(self.graph, BreakableCUDAGraphCapture):
             return self.graph.num_graphs
         return int(self.graph is not None)

@@ -15,7 +15,7 @@ import json
 import sys
 
 from specdec.bench.pair import EngineSpec, Pair, joined, load_pair
-from specdec.cli.options import tree
+from specdec.cli.readers import tree
 from specdec.engine import Engine
 from specdec.sizes import MAX_TREE_REQUESTS, TreeShape
 from specdec.start.speculation import Drafting

@@ -19,7 +19,7 @@ from scripts.write_json import write_json
 from specdec.bench.pair import EngineSpec, load_pair
 from specdec.bench.report import table
 from specdec.bench.timing import WARMUP, steady, tokens_needed, wrapped
-from specdec.cli.options import tree
+from specdec.cli.readers import tree
 from specdec.engine import Engine
 from specdec.start.speculation import Drafting
 from specdec.step import PHASES

@@ -31,20 +31,7 @@ _PUBLIC = {
     "TextPrompt": "specdec.requests.intake",
     "TokensPrompt": "specdec.requests.intake",
 }
-__all__ = [
-    "LLM",
-    "AsyncEngineArgs",
-    "AsyncLLM",
-    "CompletionOutput",
-    "EngineDeadError",
-    "RequestOutput",
-    "RequestOutputKind",
-    "SamplingParams",
-    "SpeculativeConfig",
-    "StructuredOutputsParams",
-    "TextPrompt",
-    "TokensPrompt",
-]
+__all__ = sorted(_PUBLIC)
 
 
 def _check_neighbours() -> None:
@@ -64,7 +51,7 @@ _check_neighbours()
 
 
 def __dir__() -> list[str]:
-    """The public names, also those that nobody has asked for yet."""
+    """List the public names, also those that were not imported yet."""
     return __all__
 
 

@@ -3,39 +3,37 @@
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from functools import wraps
 from numbers import Integral, Rational, Real
 from typing import Any, TypeGuard, TypeVar
 
-PLAIN = (bool, int, float, str, type(None))
+TEXTS = (str, bytes, bytearray, memoryview)
 MOST_NAMES, LONGEST_NAME = 20, 100  # for which a likely one is looked up
 Config = TypeVar("Config")
 Value = TypeVar("Value")
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """An integer of Python or numpy: neither True nor a tensor or array that holds one."""
+    """Accept an integer of Python or numpy, but neither True nor a tensor that holds one."""
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def plain(value: Value) -> Value:
-    """Numbers of numpy as Python's own, in lists, tuples, sets and dicts too; the rest as it is."""
-    return _plain(value)  # type: ignore[no-any-return]
-
-
-def _plain(value: Any) -> Any:
-    if type(value) in PLAIN:
+    """Make numbers of numpy Python's own, in lists, tuples, sets and dicts too."""
+    found: Any = value
+    if type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real) and not isinstance(value, Rational):
-        return float(value)
-    if isinstance(value, dict):
-        return {_plain(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return type(value)(map(_plain, value))
-    return value
+        found = int(value)
+    elif isinstance(value, Real) and not isinstance(value, Rational):
+        found = float(value)
+    elif isinstance(value, dict):
+        found = {plain(key): plain(each) for key, each in value.items()}
+    elif isinstance(value, list | tuple | set | frozenset):
+        found = type(value)(map(plain, value))
+    return found  # type: ignore[no-any-return]
 
 
 def check_bool(name: str, value: object) -> None:
@@ -54,15 +52,8 @@ def check_text(text: str) -> None:
 
 
 def is_list(values: object) -> bool:
-    """A sequence that is not text."""
-    is_text = isinstance(values, str | bytes | bytearray | memoryview)
-    return isinstance(values, Sequence) and not is_text
-
-
-def check_fraction(name: str, value: object) -> None:
-    """ValueError for anything but a number above 0 and at most 1."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
-        raise ValueError(f"{name}={value!r}: give a number above 0 and at most 1")
+    """Accept a sequence that is not text."""
+    return isinstance(values, Sequence) and not isinstance(values, TEXTS)
 
 
 def check_sizes(name: str, values: Sequence[int] | None, largest: int) -> None:
@@ -98,13 +89,10 @@ def check_name(name: str, value: object) -> None:
 
 
 def as_list(name: str, value: object, wanted: str) -> list[object]:
-    """The items of an ordered collection; ValueError for text, bytes, mappings, sets, scalars."""
-    is_other = isinstance(value, str | bytes | bytearray | memoryview | Mapping | Set)
-    try:
-        if not is_other and isinstance(value, Iterable):
+    """List the items of a collection; ValueError for text, bytes, mappings, sets, scalars."""
+    with suppress(TypeError):  # a tensor or array without dimensions is Iterable, but iter() raises
+        if isinstance(value, Iterable) and not isinstance(value, (*TEXTS, Mapping, Set)):
             return list(value)
-    except TypeError:  # a tensor or array without dimensions is Iterable, but iter() raises
-        pass
     raise ValueError(f"{name}={value!r}: give {wanted}")
 
 
@@ -118,12 +106,13 @@ def refuse_unknown(
 
     advice: what to do instead of a name that is known from elsewhere
     """
+    advice = advice or {}
     unknown = sorted(str(name) for name in given if name not in allowed)
     instead: dict[str, list[str]] = {}
     for name in unknown:
-        if advice is not None and name in advice:
+        if name in advice:
             instead.setdefault(advice[name], []).append(name)
-    rest = [name for name in unknown if advice is None or name not in advice]
+    rest = [name for name in unknown if name not in advice]
     problems = [_with_likely(rest, allowed)] if rest else []
     problems += [f"{', '.join(names)}: {text}" for text, names in instead.items()]
     if problems:
@@ -146,7 +135,7 @@ def refusing_unknown(
 ) -> Callable[[type[Config]], type[Config]]:
     """Decorate a dataclass: keywords it does not have are a ValueError that says which it has.
 
-    advice: of refuse_unknown. aliases: {another name: name}; giving both is a ValueError too.
+    advice: as refuse_unknown has it. aliases: {another name: name}; both are a ValueError too.
     """
 
     def decorate(cls: type[Config]) -> type[Config]:
@@ -170,10 +159,7 @@ def refusing_unknown(
 def from_mapping(
     cls: type[Config], values: Mapping[str, object], advice: Mapping[str, str] | None = None
 ) -> Config:
-    """Build a dataclass from a dict, refusing unknown and missing keys by name.
-
-    advice: of refuse_unknown
-    """
+    """Build a dataclass from a dict, refusing unknown and missing keys by name."""
     wanted = fields(cls)  # type: ignore[arg-type]
     refuse_unknown(cls.__name__, values, [field.name for field in wanted], advice)
     missing = [

@@ -11,7 +11,6 @@ from pathlib import Path
 from graphs.modes import CUDAGraphMode
 from specdec.arguments import (
     check_choice,
-    check_fraction,
     check_name,
     check_sizes,
     refuse_unknown,
@@ -214,8 +213,12 @@ class EngineConfig:
         is_named = isinstance(self.device, str) and DEVICES.fullmatch(self.device)
         if not is_named and type(self.device).__name__ != "device":
             raise ValueError(f"device={self.device!r}: give auto, cpu, cuda or cuda:N")
-        if self.gpu_memory_utilization is not None:
-            check_fraction("gpu_memory_utilization", self.gpu_memory_utilization)
+        share = self.gpu_memory_utilization
+        is_number = isinstance(share, int | float) and not isinstance(share, bool)
+        if share is not None and not (is_number and 0 < share <= 1):
+            raise ValueError(
+                f"gpu_memory_utilization={share!r}: give a number above 0 and at most 1"
+            )
         check_sizes("cuda_graph_sizes", self.cuda_graph_sizes, self.max_num_seqs)
         # the engine knows its own number of drafts, and refuses what is still too many
         limit = self.max_num_batched_tokens + self.max_num_seqs * (MOST_DRAFTS + 1)
@@ -226,8 +229,8 @@ class EngineConfig:
             self.refuse_graph_options("enforce_eager=True captures nothing")
 
     def _check_sources(self) -> None:
-        for name in ("revision", "tokenizer_revision"):
-            check_name(name, getattr(self, name))
+        check_name("revision", self.revision)
+        check_name("tokenizer_revision", self.tokenizer_revision)
         if not isinstance(self.hf_token, str | bool | None):
             raise ValueError("hf_token: give a string, True for the saved one, or None")
         for name in ("tokenizer", "download_dir"):
@@ -238,12 +241,12 @@ class EngineConfig:
     @property
     def graphs(self) -> GraphConfig:
         """Resolve the options about graphs."""
-        requests = self.cuda_graph_sizes
-        tokens = self.cuda_graph_token_sizes
+        sizes = (self.cuda_graph_sizes, self.cuda_graph_token_sizes)
+        requests, tokens = (None if each is None else tuple(each) for each in sizes)
         return GraphConfig(
             modes=graph_modes(self.cuda_graph_modes),
-            request_sizes=None if requests is None else tuple(requests),
-            token_sizes=None if tokens is None else tuple(tokens),
+            request_sizes=requests,
+            token_sizes=tokens,
             compile_piecewise=self.compile_piecewise,
         )
 
@@ -255,8 +258,8 @@ class EngineConfig:
 
     def refuse_graph_options(self, reason: str) -> None:
         """Refuse graph options where, for this reason, no graph is captured."""
-        sizes = ("cuda_graph_sizes", "cuda_graph_token_sizes")
-        self._refuse((*sizes, "cuda_graph_modes", "compile_piecewise"), reason)
+        names = ("cuda_graph_sizes", "cuda_graph_token_sizes", "cuda_graph_modes")
+        self._refuse((*names, "compile_piecewise"), reason)
 
     def refuse_unused_graph_options(self, has_draft: bool) -> None:
         """Refuse a draft's modes without a draft, and sizes that no family captures."""

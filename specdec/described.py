@@ -33,7 +33,7 @@ class Described:
     flag: its option on the command line, if not its own name; short: one letter more. argument: the
     name in --help of what has no flag. gives: the value of a switch. words: the value that each
     word stands for. metavar: as --help shows a value; of FILE the text is read. envvar: the
-    variable that may hold it.
+    variable that may hold it. exists: whether a path must be there.
     """
 
     name: str = ""
@@ -55,6 +55,7 @@ class Described:
     words: Mapping[str, object] = field(default_factory=dict)
     metavar: str | None = None
     envvar: str | None = None
+    exists: bool = False
 
 
 def about(help: str, **more: Any) -> dict[str, Described]:
@@ -88,26 +89,24 @@ def check_described(config: object) -> None:
     for each in described(config):
         value = plain(getattr(config, each.name))
         object.__setattr__(config, each.name, value)
-        if each.only:
-            _check_fixed(each, value)
-        elif value is not None or each.default not in (None, MISSING):
+        if value is not None or each.only or each.default not in (None, MISSING):
             _check(each, value)
 
 
 def _check(each: Described, value: object) -> None:
-    if each.choices:
+    if each.only:
+        _check_fixed(each, value)
+    elif each.choices:
         check_choice(each.name, value, each.choices)
     elif each.type in (bool, bool | None):
         check_choice(each.name, value, (False, True) if each.type is bool else (None, False, True))
     elif each.bounds is not None and each.type in (int, int | None):
         check_int(each.name, value, *map(int, each.bounds))
     elif each.bounds is not None and each.type in (float, float | None):
-        _check_number(each.name, value, *each.bounds)
-
-
-def _check_number(name: str, value: object, low: float, high: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise ValueError(f"{name}={value!r}: give a number from {low} to {high}")
+        low, high = each.bounds
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not low <= value <= high:  # type: ignore[operator]
+            raise ValueError(f"{each.name}={value!r}: give a number from {low} to {high}")
 
 
 def _check_fixed(each: Described, value: object) -> None:

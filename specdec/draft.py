@@ -237,18 +237,16 @@ class Draft:
 
     def _decode_tree(self, context: ForwardContext, is_sampled: bool) -> None:
         buffers = self.buffers
-        assert buffers.tree is not None, "buffers of an engine that drafts chains"
-        X, shape = context.num_tokens, buffers.tree.shape
-        last_X, parent_X = buffers.draft_last_tokens[:X], buffers.tree.parent_rows[:X]
+        X, tree = context.num_tokens, buffers.of_trees
+        last_X, parent_X = buffers.draft_last_tokens[:X], tree.parent_rows[:X]
         hidden_XD = buffers.draft_hidden
         with set_forward_context(context):
-            for level in range(1, shape.of(X // shape.top_k).num_levels):
+            for level in range(1, tree.shape.of(X // tree.shape.top_k).num_levels):
                 normed_XD, hidden_XD = self.model.next_level(last_X, hidden_XD, parent_X)
                 self._grow(normed_XD, level, is_sampled)
 
     def _grow(self, normed_XD: Tensor, level: int, is_sampled: bool) -> None:
-        assert self.buffers.tree is not None, "buffers of an engine that drafts chains"
-        shape = self.buffers.tree.shape
+        shape = self.buffers.of_trees.shape
         num_reqs = len(normed_XD) // (shape.top_k if level > 0 else 1)
         to = TreeLevel(
             buffers=self.buffers,

@@ -11,19 +11,17 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
-import numpy as np
 import torch
 
 from graphs.counters import summary
+from specdec.feedback import Feedback, num_drafted
 from specdec.guided.step_masks import StepMasks
 from specdec.kernels.best_token import NO_TOKEN
 from specdec.kernels.compilations import compilations
-from specdec.requests.draft_tree import depths, first_children
 from specdec.requests.intake import Intake, NewRequest, Prompt
 from specdec.requests.metrics import Metric, Totals
 from specdec.requests.output import Logprob
@@ -34,19 +32,14 @@ from specdec.requests.sampling_flags import SamplingFlags
 from specdec.requests.stats import RoundRecord
 from specdec.runner import Runner
 from specdec.scheduling.block_pool import BlockPool
-from specdec.scheduling.round_history import IMPROBABLE, RoundOutcome
-from specdec.scheduling.row_planner import RowPlanner, StepSize
+from specdec.scheduling.row_planner import RowPlanner
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_costs import PromptBudget
-from specdec.scheduling.work import Plan, PromptPart, Work
-from specdec.sizes import TreeShape
+from specdec.scheduling.work import PromptPart, Work
 from specdec.stepping.logprobs import StepLogprobs
 from specdec.stepping.results import PendingResult, StepResult
 
 logger = logging.getLogger("specdec")
-
-# tells the planner of a round; the argument: whether the GPU has other work meanwhile
-Observation: TypeAlias = Callable[[bool], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +75,9 @@ class Engine:
         self._use_prefix_cache = use_prefix_cache
         self._budget = budget
         self.planner = planner
-        self._num_fits = 0  # fits of the planner that the device has
+        self.feedback = None if planner is None else Feedback(planner, runner)
         self.scheduler = self._new_scheduler()
         self._in_flight: deque[InFlight] = deque()
-        self._observations: list[Observation] = []  # of results that were read
-        self._read_at = 0.0  # when the latest result was read, by time.perf_counter()
-        self._read: PendingResult | None = None  # that result
         self._step_masks = StepMasks()
         self._unfinished: dict[str, list[Request]] = {}  # samples by request id
         self._totals = Totals()
@@ -151,7 +141,8 @@ class Engine:
         if not self._in_flight:
             self._learn()
         plan = self.scheduler.schedule()
-        self._prepare(plan)
+        starts = [(request.state_row, self._row_start(request)) for request in plan.admitted]
+        self.runner.start_rows(starts, plan.grown)
         changed += [] if plan.work is None else self._launch(plan.work)
         self._learn()  # beside what was launched
         is_ahead = len(self._in_flight) > self.num_steps_ahead
@@ -235,15 +226,12 @@ class Engine:
             self._totals.ended(samples)
         self._unfinished.clear()
         self._in_flight.clear()
-        self._observations.clear()
+        if self.feedback is not None:
+            self.feedback.forget()
         self._step_masks = StepMasks()
         self.scheduler = self._new_scheduler()
 
     # launch
-
-    def _prepare(self, plan: Plan) -> None:
-        starts = [(request.state_row, self._row_start(request)) for request in plan.admitted]
-        self.runner.start_rows(starts, plan.grown)
 
     def _row_start(self, request: Request) -> RowStart:
         rules = request.rules
@@ -272,6 +260,7 @@ class Engine:
         ends = zip(work.prompts, work.parts, strict=True)
         decided = [*work.verifying, *(request for request, part in ends if part.ends_prompt)]
         bounds = [request.num_tokens + request.most_pending for request in work.verifying]
+        drafted = partial(num_drafted, max_model_len=self.runner.sizes.max_model_len)
         if self.planner is not None:
             self.runner.stop_below(self.planner.threshold)
         return self.runner.run_step(
@@ -283,7 +272,7 @@ class Engine:
             shared_rows=work.shared_rows,
             num_levels=work.num_levels,
             proposes_tree=work.proposes_tree,
-            masks=self._step_masks.of_step(work, self._num_drafted),
+            masks=self._step_masks.of_step(work, drafted),
         )
 
     def _fail(self, work: Work, error: torch.OutOfMemoryError) -> list[Request]:
@@ -306,46 +295,21 @@ class Engine:
 
     def _take(self, step: InFlight) -> list[Request]:
         result = step.result.read()
-        if self.planner is not None:
-            self._observe_time(self.planner, step)
+        if self.feedback is not None:
+            self.feedback.observe_time(step.work, step.result, step.launched_at)
         before = [request for request in step.work.requests if request.finish is None]
         changed = [*self._take_verified(step.work, result), *self._take_prompts(step.work, result)]
         self.scheduler.finish_step(step.work)
         self._release([request for request in before if request.finish is not None])
-        if not self._unfinished:
-            self._read_at = 0.0  # after a pause, steps in flight may be read late
+        if not self._unfinished and self.feedback is not None:
+            self.feedback.pause()
         if not self._unfinished and logger.isEnabledFor(logging.DEBUG):
             logger.debug("graphs: %s", summary(self.runner.graphs.counters()))
         return changed
 
-    def _observe_time(self, planner: RowPlanner, step: InFlight) -> None:
-        """Time a step from one result to the next, if it was launched before the first was read.
-
-        In this time the draft's levels of the step before ran, and the target of this one. The
-        device's clock tells it: the host may read a result late, while it launches another step.
-        """
-        before, self._read_at = self._read_at, time.perf_counter()
-        earlier, self._read = self._read, step.result
-        work = step.work
-        if not work.verifying or step.launched_at > before:
-            return
-        if work.proposes_tree and not work.verifies_trees:
-            return  # the levels that ran before it are not those that it makes
-        size = StepSize(
-            num_requests=len(work.verifying),
-            num_rows=work.num_verify_rows,
-            num_prompt_rows=sum(part.length for part in work.parts),
-            num_levels=work.num_levels or 0,
-            num_keys=sum(request.num_tokens for request in work.verifying),
-            has_trees=work.verifies_trees,
-        )
-        on_device = None if earlier is None else step.result.ms_after(earlier)
-        on_host = 1e3 * (self._read_at - before)
-        planner.observe_time(size, on_host if on_device is None else on_device)
-
     def _take_verified(self, work: Work, result: StepResult) -> list[Request]:
-        if self.planner is not None and work.verifying:
-            self._observations.append(self._observation(self.planner, work, result))
+        if self.feedback is not None:
+            self.feedback.observe(work, result)
         changed = []
         row = 0
         for b, request in enumerate(work.verifying):
@@ -365,50 +329,9 @@ class Engine:
             changed.append(request)
         return changed
 
-    def _observation(self, planner: RowPlanner, work: Work, result: StepResult) -> Observation:
-        """Describe a round for the planner, to be told once the next step has been launched."""
-        requests = work.verifying
-        B = len(requests)
-        if not work.verifies_trees and work.num_live == 0:
-            return lambda has_time: planner.observe_plain(B)
-        runs = np.array([request.finish is None for request in requests])
-        is_sampled = np.array([request.params.temperature > 0 for request in requests])
-        num_verified = np.array([len(drafts) for drafts in result.draft_tokens[:B]]) * runs
-        num_accepted = np.array(result.num_accepted[:B]) * runs
-        num_allowed = np.array([self._num_drafted(each) for each in requests]) * runs
-        if not work.verifies_trees:
-            chains = RoundOutcome(
-                confidences=result.confidences[:B],
-                num_live=work.num_live,
-                num_verified=num_verified,
-                num_accepted=num_accepted,
-                is_sampled=is_sampled,
-                num_allowed=num_allowed,
-            )
-            return partial(planner.observe, chains)
-        tree = self.runner.sizes.tree
-        assert tree is not None, "trees were verified"
-        threshold = planner.threshold
-
-        def observe_trees(has_time: bool) -> None:
-            chains = _chains_in_trees(result, tree, threshold, num_allowed, is_sampled)
-            verified, accepted = int(num_verified.sum()), int(num_accepted.sum())
-            planner.observe_trees(chains, verified, accepted, has_time)
-
-        return observe_trees
-
     def _learn(self) -> None:
-        """Tell the planner of the rounds that were read, and the device of a new calibration."""
-        observations, self._observations = self._observations, []
-        if not observations:
-            return
-        assert self.planner is not None, "observations without a planner"
-        has_time = len(self._in_flight) > 0  # else the next step waits for this
-        for observe in observations:
-            observe(has_time)
-        if self.planner.num_fits != self._num_fits:
-            self._num_fits = self.planner.num_fits
-            self.runner.calibrate(self.planner.calibration)
+        if self.feedback is not None:  # without a step in flight, the next one waits for this
+            self.feedback.learn(has_time=len(self._in_flight) > 0)
 
     def _take_prompts(self, work: Work, result: StepResult) -> list[Request]:
         changed = []
@@ -471,11 +394,6 @@ class Engine:
             for token, (value, rank) in row.items()
         }
 
-    def _num_drafted(self, request: Request) -> int:
-        """Count this round's drafts: as many as fit into the context after the last token."""
-        room = self.runner.sizes.max_model_len - request.num_tokens
-        return min(request.num_speculative_tokens, room)
-
     def _release(self, ended: Sequence[Request]) -> None:
         for request in ended:
             self.scheduler.drop(request)
@@ -483,7 +401,7 @@ class Engine:
                 self._totals.ended(self._unfinished.pop(request.request_id))
 
     def _check_fits(self, request: Request) -> None:
-        need = self.scheduler.blocks_needed(request)
+        need = self.scheduler.blocks.needed(request)
         have = self.scheduler.pool.num_blocks
         if need > have:
             raise ValueError(
@@ -492,74 +410,3 @@ class Engine:
                 f"need {need} blocks of 64 tokens, num_kv_blocks={have}: raise num_kv_blocks, or "
                 "lower max_tokens"
             )
-
-
-def _chains_in_trees(
-    result: StepResult,
-    tree: TreeShape,
-    threshold: float,
-    num_allowed: np.ndarray,
-    is_sampled: np.ndarray,
-) -> RoundOutcome:
-    """Read from a round of trees what chains would have shown: each tree has one, its best tokens.
-
-    If a tree left out the chain's next token, although it has deeper nodes, or is full while the
-    trees had another level, that token ranked below every kept node; count it as IMPROBABLE.
-    Without it, deep levels would be judged only by the chains that reached them. Other missing
-    tokens were not drafted.
-
-    threshold: of the mean path probability, below which trees stop
-    num_allowed, is_sampled: [B] as in RoundOutcome; 0 allowed: the tree says nothing
-    """
-    B = len(num_allowed)
-    shape = tree.of(B)
-    confidences = np.zeros((B, tree.num_levels), np.float32)
-    lengths, num_held = np.zeros((2, B), int)
-    bounds = num_allowed.copy()
-    node_depths = [depths(parents) for parents in result.draft_parents[:B]]
-    last_level = _last_level(result, node_depths, threshold, num_allowed)
-    for b in np.flatnonzero(num_allowed):
-        parents = result.draft_parents[b]
-        chain = first_children(parents)
-        rows = chain[: shape.max_depth]  # drafted for fewer requests, it may be longer
-        probs = np.array([1.0, *(result.draft_probs[b][row - 1] for row in rows)])
-        confidences[b, : len(rows)] = probs[1:] / probs[:-1]
-        lengths[b] = len(rows)
-        if not rows:
-            bounds[b] = 0
-            continue
-        is_full = len(parents) == shape.num_nodes and len(rows) < shape.num_levels
-        if len(chain) < max(node_depths[b]) or (is_full and len(rows) < last_level):
-            confidences[b, len(rows) :] = IMPROBABLE
-        accepted = result.sampled_tokens[b][: result.num_accepted[b]]
-        tokens = [result.draft_tokens[b][row - 1] for row in rows]
-        equal = map(int.__eq__, tokens, accepted)
-        num_held[b] = sum(1 for _ in itertools.takewhile(bool, equal))
-    return RoundOutcome(
-        confidences=confidences,
-        num_live=tree.num_levels,
-        num_verified=lengths,
-        num_accepted=num_held,
-        is_sampled=is_sampled,
-        num_allowed=bounds,
-    )
-
-
-def _last_level(
-    result: StepResult,
-    node_depths: list[list[int]],
-    threshold: float,
-    num_allowed: np.ndarray,
-) -> int:
-    """Find the last level that a round's trees drafted together: the deepest node's, or one more.
-
-    It is one more if the best paths to that depth were probable enough on average. A tree that kept
-    no node of that depth counts with its least probable node: no path was more probable.
-    """
-    deepest = max(map(max, node_depths))
-    best = []
-    for b in np.flatnonzero(num_allowed > deepest):
-        of_nodes, probs = node_depths[b][1:], result.draft_probs[b]
-        if probs:
-            best.append(probs[of_nodes.index(deepest) if deepest in of_nodes else -1])
-    return deepest + bool(best and sum(best) >= threshold * len(best))

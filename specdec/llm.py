@@ -68,7 +68,7 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """RuntimeError after shutdown()."""
+        """Return the engine; RuntimeError after shutdown()."""
         if self._engine is None:
             raise RuntimeError("this LLM was shut down: build another one")
         return self._engine
@@ -181,7 +181,7 @@ class LLM:
             return self.engine.add_requests(new)
 
     def _step_or_end(self, progress: Progress) -> bool:
-        """A turn of generate; True once its requests have ended, by any thread's steps."""
+        """Take a turn of generate; True once its requests have ended, by any thread's steps."""
         with self._turns:
             if self._engine is None or not self._engine.has_unfinished:
                 progress.update(progress.requests)
@@ -190,7 +190,7 @@ class LLM:
             return progress.is_complete
 
     def _step(self) -> None:
-        """In a turn: a step for the requests of all threads. An error ends all of them."""
+        """Run a step for the requests of all threads, in a turn. An error ends all of them."""
         self.engine.runner.take_device()
         try:
             changed = self.engine.step()
@@ -223,12 +223,11 @@ class LLM:
             self._turns.call_soon(partial(self._abort, running))
 
     def _abort(self, request_ids: Sequence[str]) -> None:
-        """In a turn."""
         for request_id in request_ids if self._engine is not None else ():
             self.engine.abort(request_id)
 
     def graph_counters(self) -> dict[str, GraphCounters]:
-        """For each graph family: the cost of capture, and the batches by mode and padded size.
+        """Tell for each graph family the cost of capture, and the batches by mode and padded size.
 
         `counters.as_dict()` is JSON. Without graphs (on the CPU, with enforce_eager) all batches
         have mode NONE.
@@ -240,11 +239,11 @@ class LLM:
         return self.tokenizer.in_transformers
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the checkpoint's generation_config.json says, else the defaults."""
+        """Return what the checkpoint's generation_config.json says, else the defaults."""
         return recommended_params(self.target_report.directory)
 
     def get_metrics(self) -> list[Metric]:
-        """Counts since the start, and what runs now (specdec.requests.metrics)."""
+        """List counts since the start, and what runs now (specdec.requests.metrics)."""
         return self.engine.metrics()
 
     def shutdown(self) -> None:
@@ -264,7 +263,7 @@ class LLM:
 
     @staticmethod
     def run_stats(outputs: Sequence[RequestOutput]) -> SpeculationStats:
-        """The rounds of all outputs as one run."""
+        """Merge the rounds of all outputs into one run."""
         found = as_list("outputs", outputs, "a list of RequestOutput")
         if not all(isinstance(each, RequestOutput) for each in found):
             raise ValueError(f"outputs={outputs!r}: give a list of RequestOutput")

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,12 +25,12 @@ from specdec.sizes import EngineSizes
 from specdec.step import Acts
 from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.results import PendingResult, Results, StepResult
-from specdec.stepping.row_masks import RowMasks
 from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
-from specdec.stepping.step_sizes import Passes, Proposal, Step
+from specdec.stepping.step_sizes import Passes, Proposal, RowMasks, Step
 from specdec.stepping.upload import upload
 from specdec.target import Target
+from weights.config import LayerConfig
 from weights.load import LoadedEagle, LoadedTarget
 
 
@@ -62,29 +61,30 @@ class Runner:
         self.acceptance = acceptance
         eagle = eagle if sizes.num_speculative_tokens > 0 else None
         self.confidence_threshold = confidence_threshold
-        # on the device: see stepping/stop_drafting.py
-        self.threshold: Tensor | None = None
+        self.threshold: Tensor | None = None  # see stepping/stop_drafting.py
         self._stops_below = confidence_threshold or 0.0
         if confidence_threshold != 0 and eagle is not None:
             self.threshold = torch.tensor([self._stops_below], device=device)
+        self._has_probs = sizes.is_adaptive or (self.threshold is not None and sizes.tree is None)
         self._dtype = target.tensors["embed_tokens.weight"].dtype
         self.state = self._new_state(target, eagle)
         self.buffers = StepBuffers(_buffer_sizes(target, eagle, sizes), self._dtype, device)
         self.results = Results(self.buffers)
-        has_draft = eagle is not None
-        self.heads = _heads(target, eagle, self._dtype)
-        config = graph_config or GraphConfig()
-        self.graphs = GraphFamilies(config, backend, sizes, has_draft)
+        layers = [each.config.layer for each in (target, eagle) if each is not None]
+        self.heads = tuple(_head_shape(each, self._dtype) for each in layers)
+        self.graphs = GraphFamilies(
+            graph_config or GraphConfig(), backend, sizes, eagle is not None
+        )
         self.num_levels = 0  # of the draft, in all steps that were run
         self.num_tree_rounds = 0  # steps that verified trees
         self.calibration: Tensor | None = None  # see stepping/propose.py
         self._workspace = _workspace(self.heads, sizes, device)
-        taps = eagle.config.aux_boundaries if eagle is not None else ()
+        taps = () if eagle is None else eagle.config.aux_boundaries
         model = build_target(target, taps, sizes.max_model_len, device)
         self.target_cache = self._new_cache(target, sizes.num_tree_blocks)
         contexts = self._contexts(self.target_cache, verifies_trees=sizes.tree is not None)
         L = target.config.num_layers
-        keeps_hidden = has_draft and max(taps, default=L) == L
+        keeps_hidden = eagle is not None and max(taps, default=L) == L
         self.target = Target(model, contexts, self.buffers, self.graphs.target, keeps_hidden)
         self.draft = None if eagle is None else self._new_draft(eagle, model)
         d2t = None if eagle is None else eagle.tensors.get("d2t")
@@ -124,19 +124,17 @@ class Runner:
     ) -> PendingResult:
         """Launch a step: a round of the requests in these state rows, and parts of prompts.
 
-        max_num_computed: a bound on the rows' computed tokens, by which attention's partial results
-        get their room; needed with rows. flags: of the requests in the rows and of those whose
-        prompt ends. What each request verifies: query_len rows, 1 where no request drafts, else
-        (and by default) one for each draft and one more; or, if shared_rows is not 0, its share of
-        these. Where drafts may be chains or trees, rows that are not shared out are trees' rows.
-        What the draft proposes afterwards: num_levels, None: K; proposes_tree: a tree each. masks:
-        computes those of guided rows, while the forward runs.
+        max_num_computed: bounds the rows' computed tokens, and so the room of attention's partial
+            results; needed with rows
+        flags: of the requests in the rows and of those whose prompt ends
+        query_len: rows that each request verifies, 1 where none drafts; None: its drafts and one
+        shared_rows: if not 0, each verifies its share of these. Where drafts may be chains or
+            trees, rows that are not shared out are trees' rows
+        num_levels: that the draft proposes afterwards, None: K; proposes_tree: a tree each
+        masks: computes those of guided rows, while the forward runs
         """
-        step = self.step_of(
-            rows, parts, max_num_computed, flags, query_len, shared_rows, num_levels, proposes_tree
-        )
-        if masks is not None:
-            step = replace(step, masks=masks)
+        what = max_num_computed, flags, query_len, shared_rows, num_levels, proposes_tree, masks
+        step = self.step_of(rows, parts, *what)
         with torch.inference_mode():
             self.acts.run(step)
         self.num_tree_rounds += step.verifies_trees
@@ -155,6 +153,7 @@ class Runner:
         shared_rows: int = 0,
         num_levels: int | None = None,
         proposes_tree: bool = False,
+        masks: Callable[[], RowMasks] | None = None,
     ) -> Step:
         """Return the step of `run_step`, with the graphs that it takes."""
         Q = query_len or self.sizes.query_len
@@ -181,6 +180,7 @@ class Runner:
             passes=self._passes(len(rows), num_rows, path_len, parts, proposal, num_levels),
             flags=flags,
             is_pq=bool(rows) and flags.logits and self.acceptance != "exact",
+            masks=masks,
         )
 
     def _passes(
@@ -195,9 +195,8 @@ class Runner:
         """num_rows: that verify. num_levels: None where the draft runs all levels, or none."""
         if parts:
             num_tokens = num_rows + sum(part.length for part in parts)
-            num_proposing = num_verified + sum(part.ends_prompt for part in parts)
-            if num_levels == 0:
-                num_proposing = 0
+            num_ending = sum(part.ends_prompt for part in parts)
+            num_proposing = 0 if num_levels == 0 else num_verified + num_ending
             num_reqs = num_verified + len(parts)
             num_dropped = 0 if path_len is None else num_rows - num_verified * path_len
             return self.graphs.dispatch_ragged(
@@ -253,16 +252,11 @@ class Runner:
         with torch.inference_mode():
             return self.graphs.measure(self._captures())
 
-    def clear_graphs(self) -> None:
-        """Drop all graphs and go on eagerly."""
-        self.graphs.clear_all_graphs()
-
     def _new_state(self, target: LoadedTarget, eagle: LoadedEagle | None) -> RequestState:
         sizes = self.sizes
-        # the scores of drafts are kept for p/q acceptance only
-        draft_vocab_size = (
-            eagle.config.draft_vocab_size if eagle is not None and self.acceptance != "exact" else 0
-        )
+        draft_vocab_size = 0
+        if eagle is not None and self.acceptance != "exact":  # p/q reads the scores of drafts
+            draft_vocab_size = eagle.config.draft_vocab_size
         return RequestState(
             sizes.num_state_rows,
             sizes.path_len - 1,
@@ -300,38 +294,17 @@ class Runner:
             varies=self.sizes.is_adaptive,
         )
 
-    @property
-    def _has_probs(self) -> bool:
-        stops = self.threshold is not None and self.sizes.tree is None
-        return self.sizes.is_adaptive or stops
-
     def _captures(self) -> Captures:
         return [*self.target.captures(), *(self.draft.captures() if self.draft is not None else ())]
 
     def _contexts(self, kv_cache: Tensor, verifies_trees: bool = False) -> PassContexts:
-        return PassContexts(
-            kv_cache,
-            self.buffers,
-            self.state,
-            self.sizes.max_model_len,
-            self._workspace,
-            verifies_trees,
-        )
+        rows, bound = (self.buffers, self.state), self.sizes.max_model_len
+        return PassContexts(kv_cache, *rows, bound, self._workspace, verifies_trees)
 
 
-def _heads(
-    target: LoadedTarget, eagle: LoadedEagle | None, dtype: torch.dtype
-) -> tuple[HeadShape, ...]:
-    layers = [target.config.layer] + ([eagle.config.layer] if eagle is not None else [])
-    return tuple(
-        HeadShape(
-            layer.num_heads // layer.num_kv_heads,
-            layer.num_kv_heads,
-            layer.head_dim,
-            dtype.itemsize,
-        )
-        for layer in layers
-    )
+def _head_shape(layer: LayerConfig, dtype: torch.dtype) -> HeadShape:
+    group = layer.num_heads // layer.num_kv_heads
+    return HeadShape(group, layer.num_kv_heads, layer.head_dim, dtype.itemsize)
 
 
 def _workspace(
@@ -340,13 +313,12 @@ def _workspace(
     """Allocate attention's partial results, outside all graph pools: no two passes overlap."""
     if device.type != "cuda":
         return None
-    wanted = [
-        workspace_size(
-            _rows_in_parts(each, sizes), each.group * each.G, each.C, sizes.max_model_len
-        )
+    longest = sizes.max_model_len
+    wanted = max(
+        workspace_size(_rows_in_parts(each, sizes), each.group * each.G, each.C, longest)
         for each in heads
-    ]
-    return torch.empty(max(wanted), dtype=torch.float32, device=device)
+    )
+    return torch.empty(wanted, dtype=torch.float32, device=device)
 
 
 def _rows_in_parts(heads: HeadShape, sizes: EngineSizes) -> int:
@@ -363,12 +335,13 @@ def _buffer_sizes(
     target: LoadedTarget, eagle: LoadedEagle | None, sizes: EngineSizes
 ) -> BufferSizes:
     taps = len(eagle.config.aux_boundaries) if eagle is not None else 0
+    hidden_size = target.config.layer.hidden_size
     return BufferSizes(
         max_tokens=sizes.max_num_rows,
         max_reqs=sizes.max_num_seqs,
         num_speculative_tokens=sizes.path_len - 1,
-        hidden_size=target.config.layer.hidden_size,
-        aux_width=taps * target.config.layer.hidden_size,
+        hidden_size=hidden_size,
+        aux_width=taps * hidden_size,
         draft_hidden_size=eagle.config.layer.hidden_size if eagle is not None else 0,
         keeps_probs=sizes.is_adaptive,
         tree=sizes.tree,

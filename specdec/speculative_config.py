@@ -118,18 +118,19 @@ class SpeculativeConfig:
             raise ValueError(
                 f"model={self.model!r}: give a directory, a hub id owner/name, or demo"
             )
-        if isinstance(self.num_speculative_tokens, str):
-            if self.num_speculative_tokens != AUTO:
-                allowed = f"give {AUTO!r}, or an integer from 0 to {MOST_DRAFTS}"
-                raise ValueError(
-                    f"num_speculative_tokens={self.num_speculative_tokens!r}: {allowed}"
-                )
-        else:
-            check_int("num_speculative_tokens", self.num_speculative_tokens, 0, MOST_DRAFTS)
+        levels = self.num_speculative_tokens
+        if not isinstance(levels, str):
+            check_int("num_speculative_tokens", levels, 0, MOST_DRAFTS)
+        elif levels != AUTO:
+            allowed = f"give {AUTO!r}, or an integer from 0 to {MOST_DRAFTS}"
+            raise ValueError(f"num_speculative_tokens={levels!r}: {allowed}")
         if self.acceptance != "exact" and self.num_speculative_tokens == 0:
             given = f"acceptance={self.acceptance!r} with num_speculative_tokens=0"
             raise ValueError(f"{given}: there are no drafts to accept: leave one of them out")
-        _check_layers(self.aux_layers)
+        layers = self.aux_layers
+        if layers is not None and not (is_list(layers) and layers and all(map(is_integer, layers))):
+            wanted = "give a list of the target's boundaries, or None"
+            raise ValueError(f"aux_layers={layers!r}: {wanted}")
         check_name("revision", self.revision)
         self._check_threshold()
         if self.has_fixed_tree:
@@ -203,10 +204,3 @@ def _refuse_other_drafts(method: object) -> None:
         advice = "drafts come from EAGLE heads only: give one as model=, and leave method out"
         raise ValueError(f"method={method!r}: {advice}")
     check_choice("method", method, METHODS)
-
-
-def _check_layers(values: Sequence[int] | None) -> None:
-    if values is None:
-        return
-    if not is_list(values) or not all(map(is_integer, values)) or not values:
-        raise ValueError(f"aux_layers={values!r}: give a list of the target's boundaries, or None")

@@ -51,9 +51,10 @@ from specdec.draft import Draft
 from specdec.sampler.sampler import Sampler
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.commit import accept_and_commit, commit_prompts
-from specdec.stepping.commit_tree import TreeRows, commit_trees, gather_paths
+from specdec.stepping.commit_tree import TreeRows, commit_trees
 from specdec.stepping.fill import Interval, fill_prompts, fill_round
 from specdec.stepping.fill_tree import fill_tree
+from specdec.stepping.gather_paths import gather_paths
 from specdec.stepping.logprobs import RecordedLogprobs
 from specdec.stepping.results import Results
 from specdec.stepping.share_rows import share_rows

@@ -25,10 +25,7 @@ class Row:
 
 HOST = ("specdec.arguments", "specdec.sizes")
 DESCRIBED = ("specdec.arguments", "specdec.described")
-STEPPING = (
-    *(*HOST, "specdec.requests", "specdec.scheduling.work", "specdec.kernels", "graphs"),
-    "specdec.proposal",
-)
+STEPPING = (*(*HOST, "specdec.requests", "specdec.scheduling.work", "specdec.kernels", "graphs"),)
 MODEL = ("specdec.sizes", "specdec.kernels", "graphs", "weights")
 STEP = (*STEPPING, "specdec.models", "specdec.stepping", "specdec.sampler", "specdec.passes")
 STORY = (
@@ -40,7 +37,8 @@ STORY = (
     "specdec.speculative_config",
     "specdec.runner",
 )
-ENGINE = (*STORY, "specdec.guided", "specdec.scheduling", "specdec.engine", "weights")
+FEEDBACK = (*STORY, "specdec.scheduling")
+ENGINE = (*FEEDBACK, "specdec.guided", "specdec.feedback", "specdec.engine", "weights")
 LLM = (*ENGINE, *DESCRIBED, "specdec.from_vllm", "specdec.start", "specdec.options", "specdec.llm")
 
 # a file or a folder -> its row; the longest name that fits counts
@@ -97,7 +95,6 @@ ROWS: dict[str, Row] = {
     "specdec.kernels": Row(third=("torch", "triton")),
     "specdec.kernels.compilations": Row(("specdec.kernels", "weights.bars"), ("torch", "triton")),
     "specdec.models": Row(MODEL, ("torch",)),
-    "specdec.proposal": Row(("specdec.sizes", "specdec.kernels"), ("torch",)),
     "specdec.stepping": Row(STEPPING, ("torch", "numpy")),
     "specdec.sampler": Row((*STEPPING, "specdec.stepping", "specdec.models"), ("torch",)),
     "specdec.passes": Row(
@@ -107,7 +104,8 @@ ROWS: dict[str, Row] = {
     "specdec.draft": Row(STEP, ("torch",)),
     "specdec.step": Row((*STEP, "specdec.target", "specdec.draft"), ("numpy",)),
     "specdec.runner": Row((*STORY, "weights"), ("torch", "numpy")),
-    "specdec.engine": Row(ENGINE, ("torch", "numpy")),
+    "specdec.feedback": Row(FEEDBACK, ("numpy",)),
+    "specdec.engine": Row(ENGINE, ("torch",)),
     "specdec.start": Row(ENGINE, ("torch", "numpy", "huggingface_hub")),
     "specdec.llm": Row((*LLM, "specdec.serve.turns")),
     "specdec.serve": Row(LLM),
@@ -142,7 +140,9 @@ LATE_IMPORTS = {
     "specdec/bench/charts.py": "matplotlib is an extra",
     "specdec/bench/yardsticks.py": "FlashAttention 3 is there or not",
     "specdec/cli/__init__.py": "a command imports its file when called: --help needs no torch",
-    "specdec/cli/headline.py": "threads.py needs torch, which the engine has imported by then",
+    "specdec/cli/batch.py": "ray is an extra",
+    "specdec/cli/serve.py": "the engine's process starts before this one imports torch",
+    "specdec/cli/figures.py": "threads.py needs torch, which the engine has imported by then",
     "specdec/fleet/__init__.py": "ray is an extra: the error says how to install it",
     "specdec/guided/guides.py": "llguidance is an extra",
     "specdec/kernels/__init__.py": "Triton, behind one device check",

@@ -245,7 +245,7 @@ def soak(
         if llm.engine.planner is not None:
             at_random(llm, chance)
         faults += [f"{setting}: {fault}" for fault in faults_of_engine(llm, plans, alone, counts)]
-        llm.engine.runner.clear_graphs()  # their memory, before garbage is collected
+        llm.engine.runner.graphs.clear_all_graphs()  # their memory, before garbage is collected
     return {**counts, "faults": faults, "seconds": round(time.monotonic() - began, 1)}
 
 

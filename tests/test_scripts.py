@@ -11,10 +11,13 @@ import pytest
 
 import specdec.kernels.tiles
 import specdec.tune.gpu_clock
+from scripts.compare_commits import compared
 from specdec.bench import charts, serving
 from specdec.kernels.tables import read_table
 from specdec.kernels.tile_shapes import Product
 from specdec.models.llama import LlamaModel
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -24,6 +27,7 @@ def run(capsys, monkeypatch):
     def call(module: str, *args: str) -> str:
         monkeypatch.delitem(sys.modules, module, raising=False)  # a test may have imported it
         monkeypatch.setattr(sys, "argv", [module, *args])
+        monkeypatch.delitem(sys.modules, module, raising=False)
         runpy.run_module(module, run_name="__main__")
         return capsys.readouterr().out
 
@@ -200,6 +204,28 @@ def test_our_engine_runs_the_comparison_of_engines(run, tmp_path):
     assert all(speeds[name] > 0 for name in ("decode", "sampled", "closed_loop"))
     assert speeds["context"]["40x2"] > 0
     assert set(found["first_token_ms"]) == {"20", "40"}
+
+
+@pytest.mark.slow  # four engines in two processes
+def test_two_trees_are_compared_in_turns(run, tmp_path):
+    file = tmp_path / "found.json"
+    few = "--most", "1", "--turns", "2", "--answer", "4", "--json", str(file)
+    run("scripts.compare_commits", str(ROOT), "--engines", "chains", "tree", *few)
+
+    rows = json.loads(file.read_text())
+    assert {row["engine"] for row in rows} == {"chains", "tree"}
+    assert {row["what"] for row in rows if "same" in row} == {
+        "1 at a time, T = 0.0",
+        "1 at a time, T = 0.8",
+    }
+    assert all(row["same"] and row["B / A"] > 0 for row in rows if "same" in row)
+
+
+def test_trees_with_other_tokens_are_told_apart():
+    turns = [[{"speed": 2.0, "tokens": "a"}, {"speed": speed, "tokens": "b"}] for speed in (1, 3)]
+    found = compared(turns)
+
+    assert found == {"A": 2.0, "B": 2, "B / A": 1.0, "A / A": 1.0, "same": False}
 
 
 class Peer:

@@ -25,28 +25,3 @@ def bar(*args: object, is_wanted: bool = True, **options: object) -> tqdm:
 def size_text(num_bytes: int) -> str:
     """Gigabytes, or megabytes below one."""
     return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 10**9 else f"{num_bytes / 1e6:.0f} MB"
-
-
-class ByteBar:
-    """Progress to a known number of bytes: a bar on a screen, elsewhere a line for each tenth."""
-
-    def __init__(self, total: int, desc: str) -> None:
-        self._total = total
-        self._desc = desc
-        self._done = 0
-        self._bar = bar(total=total, desc=desc, unit="B", unit_scale=True)
-
-    def __enter__(self) -> "ByteBar":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
-
-    def update(self, num_bytes: int) -> None:
-        """Count what was done since the last call."""
-        before = 10 * self._done // self._total
-        self._done += num_bytes
-        self._bar.update(num_bytes)
-        if self._bar.disable and 10 * self._done // self._total > before:
-            done, total = size_text(self._done), size_text(self._total)
-            print(f"{self._desc}: {done} of {total}", file=sys.stderr, flush=True)

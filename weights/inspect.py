@@ -8,18 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from weights.bind import check_binding, check_dtypes
 from weights.config import EagleConfig, TargetConfig
 from weights.draft.resolve import resolve_eagle
 from weights.errors import CheckpointError, Problems, listed, shown
 from weights.fields import read_json_object
 from weights.files.header import TensorEntry
 from weights.files.reader import Reader
-from weights.load import make_report
-from weights.rename import TARGET_ROWS, rename
+from weights.load import bind_target, make_report
 from weights.report import BindingReport, Log, wrapped
-from weights.shapes import eagle_shapes, target_shapes
-from weights.target import resolve_target
+from weights.shapes import check_binding, eagle_shapes
 
 OPEN = (
     "not checked without the target: taps, shapes of fc and embedding, vocabulary, d2t values, "
@@ -47,22 +44,17 @@ class Inspection:
 
         Tensors that differ by the numbers in their names alone share a line.
         """
-        report = self.report.text(width).splitlines()
-        report += [f"  problem: {problem}" for problem in self.problems]
+        lines = str(self.report).splitlines()
+        lines += [f"  problem: {problem}" for problem in self.problems]
         total = sum(entry.num_bytes for entry in self.tensors)
-        report.append(f"{len(self.tensors)} tensors, {total:,} bytes")
+        lines.append(f"{len(self.tensors)} tensors, {total:,} bytes")
         groups = _groups(self.tensors)
         longest = max((len(name) for name, _ in groups), default=0)
-        tensors = [f"  {name:<{longest}}  {_row(entries)}" for name, entries in groups]
-        if width is not None and max(map(len, tensors), default=0) > width:
-            tensors = []
-            for name, entries in groups:
-                tensors += [f"  {name}", f"    {' '.join(_row(entries).split())}"]
-        return "\n".join([*wrapped(report, width), *wrapped(tensors, width)])
+        lines += [f"  {name:<{longest}}  {_row(entries)}" for name, entries in groups]
+        return "\n".join(wrapped(lines, width))
 
 
 def _row(entries: Sequence[TensorEntry]) -> str:
-    """How many, dtype, shape, bytes of all, and the file, or how many."""
     first = entries[0]
     count = f"{len(entries)} x" if len(entries) > 1 else ""
     total = sum(entry.num_bytes for entry in entries)
@@ -80,13 +72,10 @@ def _groups(tensors: Sequence[TensorEntry]) -> list[tuple[str, list[TensorEntry]
     for entry in tensors:
         pattern = tuple(NUMBER if part.isdecimal() else part for part in entry.name.split("."))
         alike.setdefault((pattern, entry.dtype, entry.shape), []).append(entry)
-    groups = []
+    groups: list[tuple[str, list[TensorEntry]]] = []
     for entries in alike.values():
         name = _name_of_all([entry.name for entry in entries])
-        if name is None:
-            groups += [(entry.name, [entry]) for entry in entries]
-        else:
-            groups.append((name, entries))
+        groups += [(each.name, [each]) for each in entries] if name is None else [(name, entries)]
     return [(shown(name, MOST_OF_A_NAME), entries) for name, entries in groups]
 
 
@@ -98,11 +87,9 @@ def _name_of_all(names: Sequence[str]) -> str | None:
         if len(set(values)) == 1:
             parts.append(values[0])
             continue
-        numbers = sorted(set(map(int, values)))
-        first, last = numbers[0], numbers[-1]
-        if len(numbers) != last - first + 1:
-            return None
-        num_named *= len(numbers)
+        numbers = set(map(int, values))
+        first, last = min(numbers), max(numbers)
+        num_named *= last - first + 1
         parts.append(f"{{{first}..{last}}}")
     return ".".join(parts) if num_named == len(names) else None
 
@@ -114,7 +101,7 @@ def inspect_checkpoint(directory: Path, target: TargetConfig | None = None) -> I
     role = "draft" if is_draft(reader) else "target"
     config: TargetConfig | EagleConfig | None = None
     with suppress(CheckpointError):  # its lines are in the reader's problems
-        config = _draft(reader, target, log) if role == "draft" else _target(reader, log)
+        config = _draft(reader, target, log) if role == "draft" else bind_target(reader, log)[0]
     format = config.format if isinstance(config, EagleConfig) else "unknown"
     if isinstance(config, TargetConfig):
         format = config.model_type
@@ -135,16 +122,6 @@ def is_draft(reader: Reader) -> bool:
         or "eagle_config" in raw
         or any(name[-2:] in (["fc", "weight"], ["hidden_norm", "weight"]) for name in names)
     )
-
-
-def _target(reader: Reader, log: Log) -> TargetConfig:
-    held = rename(reader, TARGET_ROWS, log)
-    check_dtypes(held, reader.problems)
-    config = resolve_target(reader, log)
-    if config.has_tied_head:
-        held.pop("lm_head.weight", None)
-    check_binding(target_shapes(config), held, reader.problems)
-    return config
 
 
 def _draft(reader: Reader, target: TargetConfig | None, log: Log) -> EagleConfig:

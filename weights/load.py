@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from weights.bind import check_binding, check_dtypes
 from weights.config import EagleConfig, TargetConfig
 from weights.draft.resolve import Resolution, resolve_eagle
 from weights.draft.vocab import absolute_ids, check_mask, is_identity
@@ -21,7 +20,7 @@ from weights.files.reader import Reader
 from weights.files.transfer import read_tensors
 from weights.rename import TARGET_ROWS, rename
 from weights.report import BindingReport, Log
-from weights.shapes import Shapes, eagle_shapes, target_shapes
+from weights.shapes import Shapes, check_binding, check_dtypes, eagle_shapes, target_shapes
 from weights.target import resolve_target
 
 
@@ -56,11 +55,7 @@ def load_target(
     """
     reader = Reader(directory)
     log = Log()
-    held = rename(reader, TARGET_ROWS, log)
-    check_dtypes(held, reader.problems)
-    config = resolve_target(reader, log)
-    wanted = target_shapes(config)
-    check_binding(wanted | _tied_copy(config, held), held, reader.problems)
+    config, wanted, held = bind_target(reader, log)
     reader.problems.raise_if_any()
     dtype = dtype or getattr(torch, config.dtype)
     tensors = read_tensors(reader, wanted, held, log, dtype=dtype, device=device, progress=progress)
@@ -68,6 +63,16 @@ def load_target(
         _check_tied(reader, tensors["embed_tokens.weight"], held["lm_head.weight"])
     report = make_report(directory, "target", config.model_type, log)
     return LoadedTarget(config=config, tensors=tensors, report=report)
+
+
+def bind_target(reader: Reader, log: Log) -> tuple[TargetConfig, Shapes, dict[str, TensorEntry]]:
+    """Check a target by its headers; returns its config, what it demands and what files hold."""
+    held = rename(reader, TARGET_ROWS, log)
+    check_dtypes(held, reader.problems)
+    config = resolve_target(reader, log)
+    wanted = target_shapes(config)
+    check_binding(wanted | _tied_copy(config, held), held, reader.problems)
+    return config, wanted, held
 
 
 def load_eagle(
@@ -91,7 +96,10 @@ def load_eagle(
     check_binding(wanted, resolution.bound, reader.problems)
     d2t = target_ids(reader, resolution)
     reader.problems.raise_if_any()
-    config = _settle_vocabulary(resolution.config, d2t, log)
+    config = resolution.config
+    if d2t is not None and is_identity(d2t, config.vocab_size):
+        log.add("d2t", None, "d2t is the identity over the full vocabulary, dropped")
+        config = dataclasses.replace(config, has_d2t=False)
     wanted.pop("d2t", None)
     held = resolution.held
     dtype = dtype or target.tensors["embed_tokens.weight"].dtype
@@ -154,13 +162,6 @@ def _drop_copies(
 
 def _is_equal(mine: Tensor, theirs: Tensor) -> bool:
     return mine.shape == theirs.shape and torch.equal(mine.to(theirs.device, theirs.dtype), theirs)
-
-
-def _settle_vocabulary(config: EagleConfig, d2t: Tensor | None, log: Log) -> EagleConfig:
-    if d2t is None or not is_identity(d2t, config.vocab_size):
-        return config
-    log.add("d2t", None, "d2t is the identity over the full vocabulary, dropped")
-    return dataclasses.replace(config, has_d2t=False)
 
 
 def _tied_copy(config: TargetConfig, held: dict[str, TensorEntry]) -> Shapes:

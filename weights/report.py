@@ -30,41 +30,26 @@ class BindingReport:
     ignored: tuple[tuple[str, str], ...] = ()  # (name in the file, why it is harmless)
 
     def __str__(self) -> str:
-        return self.text()
-
-    def text(self, width: int | None = None) -> str:
-        """In lines of at most `width` columns, where words allow it; None: as long as they are."""
         longest = max((len(row.field) for row in self.fields), default=0)
         values = [_show(row.value) for row in self.fields]
         value_width = min(max((len(value) for value in values), default=0), 40)
         lines = [f"{self.role} {self.directory}: {self.format}"]
         for row, value in zip(self.fields, values, strict=True):
-            line = f"  {row.field:<{longest}}  {value:<{value_width}}  {row.source}"
-            if width is not None and len(line) > width:
-                lines += [f"  {row.field:<{longest}}  {value}", f"    {row.source}"]
-            else:
-                lines.append(line)
+            lines.append(f"  {row.field:<{longest}}  {value:<{value_width}}  {row.source}")
         lines += [f"  note: {note}" for note in self.notes]
         lines += [f"  ignored: {name} ({why})" for name, why in self.ignored]
-        return "\n".join(wrapped([shown(line) for line in lines], width))
+        return "\n".join(map(shown, lines))
 
 
 def wrapped(lines: Sequence[str], width: int | None) -> list[str]:
-    """Lines that are too long are broken between words, and go on four columns further in."""
+    """Break lines of over `width` columns between words; they go on four columns further in."""
+    if width is None:
+        return list(lines)
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
     found: list[str] = []
     for line in lines:
-        if width is None or len(line) <= width:
-            found.append(line)
-            continue
-        indent = line[: len(line) - len(line.lstrip())]
-        further = f"{indent}    "
-        found += textwrap.wrap(
-            line,
-            width,
-            subsequent_indent=further,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        wrapper.subsequent_indent = " " * (len(line) - len(line.lstrip()) + 4)
+        found += [line] if len(line) <= width else wrapper.wrap(line)
     return found
 
 

@@ -111,7 +111,6 @@ def _fill_length(kind: Kind, fields: Fields, rope: Fields) -> None:
 
 
 def _check_order(built: RopeConfig, rope: Fields) -> None:
-    """Check that the formulas' denominators are positive."""
     if built.kind == "llama3" and built.low_freq_factor >= built.high_freq_factor:
         rope.add_problem(
             f"low_freq_factor is {built.low_freq_factor}, less than high_freq_factor, "

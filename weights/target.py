@@ -88,12 +88,14 @@ def resolve_target(reader: Reader, log: Log) -> TargetConfig:
         dtype=stored_dtype(reader),
         bos_token_id=fields.find(int, "bos_token_id"),
         eos_token_ids=_eos_token_ids(reader, fields, vocab_size, log),
-        sliding_window=_sliding_window(fields, family, log),
+        sliding_window=_window_of_some_layer(fields, family),
     )
     log.add_read(fields, config, num_layers="num_hidden_layers", vocab_size="vocab_size")
     log.add_read(fields, config, max_position_embeddings="max_position_embeddings")
     log.add_read(fields, config, has_tied_head="tie_word_embeddings", bos_token_id="bos_token_id")
     log.add("dtype", config.dtype, "embed_tokens.weight")
+    keys = ("layer_types", family.window_switch, "sliding_window")
+    log.add("sliding_window", config.sliding_window, fields.source(*filter(None, keys)))
     if config.num_layers > len(reader.entries):
         counts = f"{config.num_layers} layers, but only {len(reader.entries)} tensors"
         problems.add(f"{fields.source('num_hidden_layers')}: {counts}", fatal=True)
@@ -116,7 +118,6 @@ def _model_type(fields: Fields) -> str:
 
 
 def _family(fields: Fields) -> Family:
-    """Refuse a model of another family."""
     model_type = _model_type(fields)
     if model_type not in FAMILIES:
         line = f"model_type {model_type!r} is not supported, only {', '.join(FAMILIES)}"
@@ -154,11 +155,6 @@ def _layer(fields: Fields, family: Family, log: Log) -> LayerConfig:
         qk_norm=family.qk_norm,
     )
     check_layer(layer, fields.source("head_dim"), fields)
-    _log_layer(layer, fields, family, log)
-    return layer
-
-
-def _log_layer(layer: LayerConfig, fields: Fields, family: Family, log: Log) -> None:
     log.add_read(fields, layer, hidden_size="hidden_size", intermediate_size="intermediate_size")
     log.add_read(fields, layer, num_heads="num_attention_heads", num_kv_heads="num_key_value_heads")
     log.add_read(fields, layer, head_dim="head_dim", rms_norm_eps="rms_norm_eps")
@@ -167,6 +163,7 @@ def _log_layer(layer: LayerConfig, fields: Fields, family: Family, log: Log) -> 
         switch = getattr(family, name)
         source = fields.source(switch) if isinstance(switch, str) else "the model family"
         log.add(name, getattr(layer, name), source)
+    return layer
 
 
 def _switch(fields: Fields, switch: bool | str) -> bool:
@@ -187,13 +184,6 @@ def _eos_token_ids(reader: Reader, fields: Fields, vocab_size: int, log: Log) ->
             sources.append(each.source("eos_token_id"))
     log.add("eos_token_ids", tuple(ids), ", ".join(sources) or "default")
     return tuple(ids)
-
-
-def _sliding_window(fields: Fields, family: Family, log: Log) -> int | None:
-    window = _window_of_some_layer(fields, family)
-    keys = ("layer_types", family.window_switch, "sliding_window")
-    log.add("sliding_window", window, fields.source(*filter(None, keys)))
-    return window
 
 
 def _window_of_some_layer(fields: Fields, family: Family) -> int | None:

@@ -7,23 +7,21 @@ time of a pass changes: acceptance and tokens are those of the small pair (up to
 import json
 import os
 import shutil
+import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
+from tqdm import tqdm
 
-from weights.bars import ByteBar, size_text
+from weights.bars import bar, size_text
 from weights.convert import write_whole
-from weights.errors import Problems
 from weights.fields import read_json_object
-from weights.files.guard import open_file
+from weights.files.reader import Reader
 from weights.widener import NAMES, Shape, Tensors, Widener, draft_tensors, target_shards
 
 CONTEXT = 131072  # tokens, for tests at length: the text there means nothing, the cost is real
@@ -41,27 +39,18 @@ Config = dict[str, object]
 Model = tuple[Config, Tensors]
 
 
-def widen_pair(
-    source: Path,
-    out: Path,
-    big: Shape,
-    dtype: str,
-    device: torch.device,
-    announce: Callable[[int], None] | None = None,
-) -> None:
+def widen_pair(source: Path, out: Path, big: Shape, dtype: str, device: torch.device) -> None:
     """Write OUT/target, OUT/eagle3 and OUT/prompts.json from the same names in `source`, and eagle1
     where it is there: all of them, or none if an error or Ctrl-C breaks it off.
 
-    OSError if there is too little space. announce: called with the number of bytes before that many
-    are written.
+    OSError if there is too little space.
     """
     _check_empty(source, out)
     names = [name for name in MODELS if name != "eagle1" or (source / name).is_dir()]
     small = {name: _read(source / name, device) for name in names}
     total = _num_bytes(small, big, dtype)
     _check_space(out, total)
-    if announce is not None:
-        announce(total)
+    print(f"writes {size_text(total)} to {out}", file=sys.stderr)
     with _all_or_none(out) as part:
         for name in names:
             (part / name).mkdir()
@@ -69,12 +58,15 @@ def widen_pair(
             shutil.copy(source / "target" / file, part / "target")
         shutil.copy(source / "prompts.json", part)
         widener = Widener(_small_shape(small), big, getattr(torch, dtype), device)
-        with ByteBar(total, "written") as progress:
+        with bar(total=total, desc="written", unit="B", unit_scale=True) as progress:
             for name, (config, weights) in small.items():
-                shards = _shards(name, widener, weights)
-                _write(part / name, shards, _num_shards(name, big), progress)
-                text = json.dumps(_config(name, config, widener.small, big, dtype), indent=1)
-                (part / name / "config.json").write_text(text)
+                count = big.num_hidden_layers + 1 if name == "target" else 1
+                _write(part / name, _shards(name, widener, weights), count, progress)
+                config = widened(config, widener.small, big, dtype)
+                if name == "target":
+                    layers = {"num_hidden_layers": big.num_hidden_layers}
+                    config |= layers | {"tie_word_embeddings": False}
+                (part / name / "config.json").write_text(json.dumps(config, indent=1))
 
 
 def _small_shape(small: Mapping[str, Model]) -> Shape:
@@ -83,18 +75,12 @@ def _small_shape(small: Mapping[str, Model]) -> Shape:
 
 
 def _shards(name: str, widener: Widener, weights: Tensors) -> Iterator[Tensors]:
-    """The files of one model, each when it is asked for."""
     if name == "target":
         return target_shards(widener, weights)
     return iter([draft_tensors(widener, weights)])
 
 
-def _num_shards(name: str, big: Shape) -> int:
-    return big.num_hidden_layers + 1 if name == "target" else 1
-
-
 def _num_bytes(small: Mapping[str, Model], big: Shape, dtype: str) -> int:
-    """Count the bytes of all tensors, on tensors without data."""
     meta = torch.device("meta")
     widener = Widener(_small_shape(small), big, getattr(torch, dtype), meta)
     total = 0
@@ -147,21 +133,10 @@ def _check_empty(source: Path, out: Path) -> None:
 
 
 def _read(directory: Path, device: torch.device) -> Model:
-    problems = Problems(directory)
-    config = read_json_object(directory / "config.json", problems)
-    files = sorted(directory.glob("*.safetensors"))
-    for file in files:  # a pipe would be waited for
-        stream = open_file(file, problems, fatal=True)
-        if stream is not None:
-            stream.close()
-    problems.raise_if_fatal()
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            tensors |= load_file(file, str(device))
-        except SafetensorError as error:
-            raise ValueError(f"{file}: not read: {error}") from error
-    return config, tensors
+    reader = Reader(directory)
+    config = read_json_object(directory / "config.json", reader.problems)
+    reader.problems.raise_if_any()
+    return config, {name: reader.read(name, device) for name in reader.entries}
 
 
 def _integer(config: Mapping[str, object], name: str) -> int:
@@ -182,14 +157,7 @@ def widened(config: Config, small: Shape, big: Shape, dtype: str) -> Config:
     return config | sizes | changes
 
 
-def _config(name: str, config: Config, small: Shape, big: Shape, dtype: str) -> Config:
-    config = widened(config, small, big, dtype)
-    if name == "target":
-        config |= {"num_hidden_layers": big.num_hidden_layers, "tie_word_embeddings": False}
-    return config
-
-
-def _write(directory: Path, shards: Iterator[Tensors], count: int, progress: ByteBar) -> None:
+def _write(directory: Path, shards: Iterator[Tensors], count: int, progress: tqdm) -> None:
     """Files are written while the next tensors are made."""
     names: dict[str, str] = {}
     pending = deque[Future[int]]()

@@ -111,7 +111,6 @@ class Widener:
         return out.flatten(0, 1)
 
     def attention_output(self, weight: Tensor) -> Tensor:
-        """From heads to the stream."""
         C = self.small.head_dim
         big_heads = self.big.num_attention_heads
         out = self.zeros(len(weight), big_heads, self.big.head_dim)
@@ -211,7 +210,6 @@ def draft_tensors(widener: Widener, weights: Tensors) -> Tensors:
 
 
 def _draft_ids(widener: Widener, d2t: Tensor) -> Tensors:
-    """Which target ids the rows of a draft's head stand for."""
     small, big = widener.small, widener.big
     offset = small.vocab_size - small.draft_vocab_size  # draft id -> target id, as d2t stores it
     num_added = big.draft_vocab_size - small.draft_vocab_size

@@ -14,8 +14,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from graphs.errors import CaptureError
-from graphs.protocol import GraphHooks, GraphPool, GraphSession
+from graphs.protocol import CaptureError, GraphHooks, GraphPool, GraphSession
 from graphs.tape.host_reads import ForbidHostReads
 from graphs.tape.memory import OwnerMemory
 from graphs.tape.record import Recorder
@@ -113,8 +112,6 @@ class TapePool:
 
 
 class TapeSession:
-    """Begins and ends the recording of graphs."""
-
     def __init__(self, pool: TapePool, memory: OwnerMemory) -> None:
         self._pool = pool
         self._memory = memory

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
-from graphs.errors import CaptureError
+from graphs.protocol import CaptureError
 
 _READS = ("_local_scalar_dense", "item", "is_nonzero", "equal", "allclose")
 _DATA_SHAPES = (

@@ -136,7 +136,6 @@ def _out_variant(func: Op) -> "Op | None":
 
 
 def _run_and_copy(call: Callable[[], object], outs: dict[int, Tensor]) -> None:
-    """Make `call` and copy its i-th tensor to outs[i]."""
     results = list(tensors_in(call()))
     for i, out in outs.items():
         out.copy_(results[i])

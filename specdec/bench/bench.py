@@ -26,7 +26,7 @@ SEEDS = (0, 1)  # of sampled runs: texts differ in how well they can be foretold
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
     """ks: values of K for most suites. adaptive: in suites of loads also as many drafts as pay, in
-    chains or trees; chains: in chains alone. ramp: in the suite loop, a load that rises and falls.
+    chains or trees. ramp: in the suite loop, a load that rises and falls.
 
     repeats: whole runs; num_rounds: timed rounds.
 
@@ -48,7 +48,6 @@ class BenchOptions:
     rounds_of_memory: int = 1000
     max_seconds: float | None = None
     adaptive: bool = False
-    chains: bool = False
     ramp: bool = False
     trees: Sequence[TreeShape] | None = None
     temperatures: Sequence[float] | None = None
@@ -87,8 +86,7 @@ class Bench:
 
     def auto(self, eagle: LoadedEagle) -> Drafting:
         """Draft as many tokens as pay."""
-        tree = None if self.options.chains else AUTO_TREE
-        adaptive = Drafting(MOST_LEVELS, True, tree, confidence_threshold=None)
+        adaptive = Drafting(MOST_LEVELS, True, AUTO_TREE, confidence_threshold=None)
         return of_draft(adaptive, eagle.config.draft_vocab_size)
 
     def has_time(self, what: str) -> bool:

@@ -142,7 +142,7 @@ def capture(bench: Bench) -> Iterator[Row]:
             sums.update(figures)
             yield row | {"family": name} | figures
         yield row | {"family": "all"} | sums
-        engine.runner.clear_graphs()
+        engine.runner.graphs.clear_all_graphs()
 
 
 def memory(bench: Bench) -> Iterator[Row]:
@@ -155,7 +155,7 @@ def memory(bench: Bench) -> Iterator[Row]:
         if num_done >= num_rows * bench.options.rounds_of_memory / 4:
             num_rows += 1
             yield _memory_row(engine, f"after {num_done} rounds")
-    engine.runner.clear_graphs()
+    engine.runner.graphs.clear_all_graphs()
     yield _memory_row(engine, "after clear_graphs")
     bench.pair.drop()
 

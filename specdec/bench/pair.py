@@ -75,7 +75,7 @@ class Pair:
         """Free the memory of one engine, if it was built, or of all."""
         for each in list(self._engines):
             if spec in (None, each):
-                self._engines.pop(each).runner.clear_graphs()
+                self._engines.pop(each).runner.graphs.clear_all_graphs()
         release_memory()
 
 

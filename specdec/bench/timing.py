@@ -131,7 +131,7 @@ def steady(
         scheduler.budget = budget
     engine.drain()
     for request in requests:
-        runner.start_rows(grown=scheduler.reserve(request))
+        runner.start_rows(grown=scheduler.blocks.reserve(request))
     rows = [request.state_row for request in scheduler.running]
     flags = SamplingFlags.of_all(request.flags for request in requests)
     bound = max(request.num_tokens for request in scheduler.running) - 1

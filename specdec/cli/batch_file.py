@@ -6,6 +6,7 @@ So a run that was stopped goes on where its output ends.
 import codecs
 import fcntl
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from specdec.cli.user_files import open_regular, open_to_append
+from specdec.cli.readers import open_regular
 from specdec.serve.http.batch import (
     START,
     Answered,
@@ -28,12 +29,14 @@ from weights.bars import bar
 
 MOST_LINE = 4 * MAX_BODY_BYTES  # bytes: what is around a body and its escapes included
 TOO_LONG = BatchLine(None, problem=f"the line is longer than {MOST_LINE >> 20} MiB")
+ANSWER_KEYS = {"id", "custom_id", "response", "error"}
 
 
 @contextmanager
 def opened(source: Path, file: Path) -> Iterator[BinaryIO]:
-    """The output `file`, for this process alone; both must be regular files."""
-    with open_regular(source), open_to_append(file) as output:
+    """Open the output `file` for this process alone; both must be regular files."""
+    append = os.O_RDWR | os.O_APPEND | os.O_CREAT
+    with open_regular(source), open_regular(file, append, "a+b") as output:
         if file.samefile(source):
             raise ValueError(f"{file} is the input too: give another file for the output")
         try:
@@ -55,7 +58,7 @@ class Batch:
         self._num_errors = self._num_tokens = 0
 
     def lines(self) -> Iterator[BatchLine]:
-        """Those without answers when it is called."""
+        """Return those without answers when it is called."""
         return islice(read_lines(self._source), self.num_done, None)
 
     @contextmanager
@@ -71,10 +74,13 @@ class Batch:
             raise SystemExit(2) from None
         finally:
             self._bar.close()
-            print(self._summary(), file=sys.stderr)
+            done = f"{self.num_done} of {self.num_lines} lines in {self._file}"
+            errors = f", {self._num_errors} of this run's with errors" if self._num_errors else ""
+            advice = "; the same command goes on" if self.num_done < self.num_lines else ""
+            print(f"{done}{errors}{advice}", file=sys.stderr)
 
     def write(self, answered: Answered) -> None:
-        """The answer to the next line."""
+        """Append the answer to the next line."""
         self._output.write(answered.line + b"\n")
         self._output.flush()
         self.num_done += 1
@@ -84,16 +90,9 @@ class Batch:
         self._bar.set_postfix({"tokens/s": f"{self._num_tokens / seconds:.0f}"}, refresh=False)
         self._bar.update()
 
-    def _summary(self) -> str:
-        """What is done, and how to go on where something is left."""
-        done = f"{self.num_done} of {self.num_lines} lines in {self._file}"
-        errors = f", {self._num_errors} of this run's with errors" if self._num_errors else ""
-        is_whole = self.num_done == self.num_lines
-        return done + errors + ("" if is_whole else "; the same command goes on")
-
 
 def read_lines(file: Path) -> Iterator[BatchLine]:
-    """The lines of a batch; one whose custom_id an earlier line has is a problem."""
+    """Yield the lines of a batch; one whose custom_id an earlier line has is a problem."""
     seen: dict[str, int] = {}
     with open_regular(file) as stream:
         for number, data in enumerate(_bounded_lines(stream), start=1):
@@ -108,7 +107,7 @@ def read_lines(file: Path) -> Iterator[BatchLine]:
 
 
 def _bounded_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Each line without a byte order mark, and with one byte too many where it is too long."""
+    """Yield each line without a byte order mark, with one byte too many where it is too long."""
     mark = codecs.BOM_UTF8
     while data := stream.readline(MOST_LINE + 1):
         rest = data
@@ -119,7 +118,7 @@ def _bounded_lines(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _num_done(source: Path, file: Path, output: BinaryIO) -> int:
-    """Lines that are answered. The beginning of the next one is removed; the rest is refused."""
+    """Count lines that are answered. Remove the beginning of the next one, refuse the rest."""
     count = end = 0
     is_ended = True
     lines = read_lines(source)
@@ -143,7 +142,7 @@ def _num_done(source: Path, file: Path, output: BinaryIO) -> int:
 
 
 def _is_begun(data: bytes, line: BatchLine, count: int) -> bool:
-    """Whether it is an answer of ours that was not written to its end.
+    """Say whether it is an answer of ours that was not written to its end.
 
     count: lines before it that are ours; without any, a few bytes do not show whose they are.
     """
@@ -160,12 +159,11 @@ def _answers(data: bytes, line: BatchLine | None) -> bool:
     given = _parsed(data)
     if line is None or not isinstance(given, dict):
         return False
-    keys = {"id", "custom_id", "response", "error"}
-    return set(given) == keys and given["custom_id"] == line.custom_id
+    return set(given) == ANSWER_KEYS and given["custom_id"] == line.custom_id
 
 
 def _parsed(data: bytes) -> object:
-    """A value in JSON, which no answer that was cut off is; None if it is none."""
+    """Read a value of JSON, which no answer that was cut off is; None if it is none."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):

@@ -1,23 +1,54 @@
-"""What commands refuse before they import torch: wrong values for the engine, and missing paths."""
+"""Refuse what can be known to be wrong before a command imports torch.
 
+That is a package or a path that is missing, and a value that no engine, server or file takes.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from specdec.cli.options import check_choice
+from specdec.arguments import from_mapping
+from specdec.cli.bench_choices import BenchChoices, BenchServeChoices, refuse_unread
+from specdec.cli.choices import (
+    BatchOptions,
+    InspectOptions,
+    LoadOptions,
+    ServeOptions,
+    TuneOptions,
+    WidenOptions,
+)
+from specdec.cli.readers import check_choice
 from specdec.config import EngineConfig
 from specdec.options import EngineOptions
+from specdec.requests.chat_format import ChatFormat
+from specdec.requests.chat_template import check_template
+from specdec.serve.http.options import ServerOptions, is_api_key
+from specdec.serve.http.tools.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
+from specdec.speculative_config import SpeculativeConfig
 from specdec.start.locate import DEMO_PARTS, local_directory, locate
 from weights.demo import demo_directory
 
 WIDE_SHAPES = ("llama-8b", "tiny")
-WIDE_DTYPES = ("bfloat16", "float32")
 
 
-def check_models(target: str, draft: str | None, engine: EngineOptions | None = None) -> None:
+def check_models(
+    target: str, draft: SpeculativeConfig | str | None = None, engine: EngineOptions | None = None
+) -> None:
     """Refuse paths that are not there, and values that no engine takes."""
     EngineConfig(**(engine or {}))
     local_directory(target, "target")
     if draft is not None:
-        local_directory(draft, "draft")
+        local_directory(draft if isinstance(draft, str) else draft.model, "draft")
+
+
+def server_options(options: ServeOptions | BatchOptions) -> ServerOptions:
+    """Build the server's config, and check its chat template."""
+    server = from_mapping(ServerOptions, {"model_names": (options.target,), **options.server})
+    ChatFormat(chat_template=server.chat_template)
+    check_template(server.chat_template)
+    return server
 
 
 def checkpoint_directory(name: str) -> Path:
@@ -30,10 +61,8 @@ def checkpoint_directory(name: str) -> Path:
     return locate(name, "draft" if is_demo_draft else "target")
 
 
-def checked_source(source: str, shape: str, dtype: str) -> Path:
-    """Find the pair that `specdec widen` is to widen; ValueError for a shape that it has not."""
-    check_choice("--shape", shape, WIDE_SHAPES)
-    check_choice("--dtype", dtype, WIDE_DTYPES)
+def source_directory(source: str) -> Path:
+    """Find the pair that is to be widened; ValueError if there is none."""
     directory = demo_directory("target").parent if source == "demo" else Path(source)
     for part in ("target", "eagle3"):
         if not (directory / part / "config.json").is_file():
@@ -42,3 +71,86 @@ def checked_source(source: str, shape: str, dtype: str) -> Path:
                 "target/, eagle3/ and prompts.json"
             )
     return directory
+
+
+def _check_inspect(options: InspectOptions) -> None:
+    if options.target is not None:
+        check_models(options.target)
+    checkpoint_directory(options.checkpoint)
+
+
+def _check_serve(options: ServeOptions) -> None:
+    _require("serve", "server", ("starlette", "uvicorn", "httptools", "prometheus_client"))
+    server = server_options(options)
+    # typer takes an empty variable for none, which would open a server that was meant to be locked
+    key = os.environ.get("SPECDEC_API_KEY") if server.api_key is None else server.api_key
+    if key is not None and not is_api_key(key):
+        raise ValueError("--api-key: give a key of ASCII characters, or leave it out")
+    check_choice("--log-format", options.log_format, ("text", "json"))
+    check_choice("--tool-call-parser", server.tool_call_parser, TOOL_CALL_PARSERS)
+    check_choice("--reasoning-parser", server.reasoning_parser, REASONING_PARSERS)
+    check_models(options.target, options.speculation)
+
+
+def _check_batch(options: BatchOptions) -> None:
+    _require("batch", "server", ("starlette", "uvicorn", "prometheus_client"))
+    if options.ray is not None:
+        _require("batch --ray", "ray", ("ray", "pyarrow", "pandas"))
+    server_options(options)
+    if options.num_engines is not None and options.ray is None:
+        raise ValueError(f"--num-engines {options.num_engines} without a cluster: give --ray too")
+    check_models(options.target, options.speculation)
+
+
+def _check_bench(options: BenchChoices) -> None:
+    refuse_unread(options)
+    _check_outputs(options.json, options.charts)
+    engine: EngineOptions = {"dtype": options.dtype, "device": options.device}
+    check_models(options.target, options.eagle, engine)
+
+
+def _check_bench_serve(options: BenchServeChoices) -> None:
+    _require("bench serve", "bench", ["httpx2"])
+    _check_outputs(options.json, options.charts)
+
+
+def _check_widen(options: WidenOptions) -> None:
+    check_choice("--shape", options.shape, WIDE_SHAPES)
+    check_choice("--dtype", options.dtype, ("bfloat16", "float32"))
+    source_directory(options.source)
+
+
+def _check_pair(options: LoadOptions | TuneOptions) -> None:
+    device = options.device if isinstance(options, LoadOptions) else "auto"
+    check_models(options.target, options.draft, {"dtype": options.dtype, "device": device})
+
+
+def _require(what: str, extra: str, modules: Sequence[str]) -> None:
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        install = f'pip install "specdec[{extra}]"'
+        raise ValueError(f"{what} needs {', '.join(missing)}: {install}")
+
+
+def _check_outputs(json: Path | None, charts: Path | None) -> None:
+    """Refuse files and charts that cannot be written."""
+    if json is not None and not json.parent.is_dir():
+        raise ValueError(f"--json {json}: there is no directory {json.parent}")
+    if json is not None and json.is_dir():
+        raise ValueError(f"--json {json}: a directory; give a file")
+    if charts is not None and find_spec("matplotlib") is None:
+        install = 'pip install "specdec[bench]"'
+        raise ValueError(f"--charts {charts}: charts need matplotlib: {install}")
+
+
+# by command; the others check what they are given themselves, without torch
+CHECKS: dict[str, Callable[[Any], None]] = {
+    "inspect": _check_inspect,
+    "serve": _check_serve,
+    "batch": _check_batch,
+    "bench": _check_bench,
+    "bench serve": _check_bench_serve,
+    "load": _check_pair,
+    "widen": _check_widen,
+    "tune": _check_pair,
+}

@@ -6,7 +6,6 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
 
 import torch
 
@@ -16,9 +15,8 @@ from specdec.bench.pair import EngineSpec, Pair, card, load_pair
 from specdec.bench.report import card_lines, tables
 from specdec.bench.suites import SUITES
 from specdec.bench.timing import measure_bandwidth
-from specdec.cli.bench_options import chosen
-from specdec.cli.choices import BenchChoices
-from specdec.cli.generate import note_seed
+from specdec.cli.bench_choices import BenchChoices, chosen
+from specdec.cli.figures import note_seed
 from specdec.cli.threads import choose_threads
 from specdec.start.speculation import Drafting
 
@@ -36,86 +34,79 @@ class Found:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def default_batches(device: str) -> tuple[int, ...]:
-    """Return what the protocol says, or what a CPU has time for."""
-    is_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    return (1, 8, 32) if is_gpu else (1,)
-
-
-def run_bench(command: BenchChoices) -> None:
+def run_bench(options: BenchChoices) -> None:
     """Measure, print, write. Exit code 1 if outputs differ or a suite fails."""
-    names = chosen(command.suites)
-    pair = _load(command)
-    bandwidth = measure_bandwidth(pair.device)
-    bench = Bench(pair, bandwidth, suite_options(command))
-    machine = {"host": platform.machine(), "date": time.strftime("%Y-%m-%d")}
-    lengths = {"max_model_len": bench.options.model_len}
-    settings = {**asdict(bench.options), **lengths, **machine}
-    found = Found(command.command, card(pair, bandwidth, **settings))
-    print(card_lines(found.card), flush=True)
-    for name in names:
-        if bench.has_time(name):
-            _run_suite(name, bench, found, command)
-        _save(command, bench, found)
-    _finish(command, bench, found)
-
-
-def suite_options(command: BenchChoices) -> BenchOptions:
-    """Collect what was given; the rest is left to the suites."""
-    values = {each.name: getattr(command, each.name) for each in fields(BenchOptions)}
-    given = {name: value for name, value in values.items() if value is not None}
-    return BenchOptions(**{"batches": default_batches(command.device), **given})
-
-
-def _load(command: BenchChoices) -> Pair:
-    engine: dict[str, Any] = {"enforce_eager": command.enforce_eager}
-    if command.gpu_memory_utilization is not None:
-        engine["gpu_memory_utilization"] = command.gpu_memory_utilization
     pair = load_pair(
-        command.target,
-        command.eagle,
-        command.device,
-        command.dtype,
-        command.prompts,
-        seed=command.seed,
-        **engine,
+        options.target,
+        options.eagle,
+        options.device,
+        options.dtype,
+        options.prompts,
+        seed=options.seed,
+        enforce_eager=options.enforce_eager,
     )
-    note_seed(command.seed, temperature=0)
-    K = max(suite_options(command).ks) if pair.eagle is not None else 0
-    spec = EngineSpec(drafting=Drafting(K), max_num_seqs=1, max_model_len=THREADS_LEN)
+    note_seed(options.seed, temperature=0)
+    _choose_threads(pair, suite_options(options))
+    bandwidth = measure_bandwidth(pair.device)
+    bench = Bench(pair, bandwidth, suite_options(options))
+    settings = {
+        **asdict(bench.options),
+        "max_model_len": bench.options.model_len,
+        "host": platform.machine(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    found = Found(options.command, card(pair, bandwidth, **settings))
+    print(card_lines(found.card), flush=True)
+    for name in chosen(options.suites):
+        if bench.has_time(name):
+            _run_suite(name, bench, found, options)
+        _save(options, bench, found)
+    _finish(options, bench, found)
+
+
+def suite_options(options: BenchChoices) -> BenchOptions:
+    """Collect what was given; the rest is left to the suites. A CPU has time for one request."""
+    values = {each.name: getattr(options, each.name, None) for each in fields(BenchOptions)}
+    given = {name: value for name, value in values.items() if value is not None}
+    if options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available()):
+        given.setdefault("batches", (1,))
+    return BenchOptions(**given)
+
+
+def _choose_threads(pair: Pair, options: BenchOptions) -> None:
     if pair.device.type == "cpu":
+        K = max(options.ks) if pair.eagle is not None else 0
+        spec = EngineSpec(drafting=Drafting(K), max_num_seqs=1, max_model_len=THREADS_LEN)
         choose_threads(pair.engine(spec).runner)
         pair.drop(spec)
-    return pair
 
 
-def _run_suite(name: str, bench: Bench, found: Found, command: BenchChoices) -> None:
+def _run_suite(name: str, bench: Bench, found: Found, options: BenchChoices) -> None:
     """Report a suite that fails, with the rows that it has; the others still run."""
     start = time.monotonic()
     rows = found.suites[name] = []
     try:
         for row in SUITES[name](bench):
             rows.append(row)
-            _save(command, bench, found)
+            _save(options, bench, found)
     except ValueError as error:  # what was asked for cannot be measured
-        found.failed[name] = command.wording.line(error)
+        found.failed[name] = options.wording.line(error)
     except (RuntimeError, AttributeError, TypeError) as error:
         traceback.print_exc()
         found.failed[name] = f"{type(error).__name__}: {error}"
     found.seconds[name] = time.monotonic() - start
-    if not rows and name in found.failed:
-        return
-    text = tables(rows) if rows else "nothing to measure on this device"
-    what, _, _ = (SUITES[name].__doc__ or "").partition("\n")
-    print(f"\n{name} ({found.seconds[name]:.0f} s): {what}\n{text}", flush=True)
+    if rows or name not in found.failed:
+        text = tables(rows) if rows else "nothing to measure on this device"
+        what, _, _ = (SUITES[name].__doc__ or "").partition("\n")
+        print(f"\n{name} ({found.seconds[name]:.0f} s): {what}\n{text}", flush=True)
 
 
-def _save(command: BenchChoices, bench: Bench, found: Found) -> None:
+def _save(options: BenchChoices, bench: Bench, found: Found) -> None:
     """Write the whole file after each row: the run may be cut short at any time."""
-    if command.json is not None:
-        partial = command.json.with_name(command.json.name + ".partial")
+    if options.json is not None:
+        partial = options.json.with_name(options.json.name + ".partial")
         partial.write_text(json.dumps(_whole(bench, found), indent=1) + "\n")
-        partial.replace(command.json)
+        partial.replace(options.json)
 
 
 def rounded(value: object) -> object:
@@ -132,23 +123,22 @@ def _whole(bench: Bench, found: Found) -> object:
     return rounded({**asdict(found), "results": bench.results, "skipped": bench.skipped})
 
 
-def _finish(command: BenchChoices, bench: Bench, found: Found) -> None:
+def _finish(options: BenchChoices, bench: Bench, found: Found) -> None:
     """Draw charts, say what went wrong, print the line of JSON, set the exit code."""
-    if command.charts is not None:
-        charts = draw_charts(found.suites, command.charts, caption([found.card]))
-        print(*(f"chart: {path}" for path in charts), sep="\n")
+    if options.charts is not None:
+        for path in draw_charts(found.suites, options.charts, caption([found.card])):
+            print(f"chart: {path}")
     if bench.skipped:
-        skipped = "; ".join(bench.skipped)
-        limit = bench.options.max_seconds
-        print(f"\nleft out{'' if limit is None else f', --max-seconds {limit}'}: {skipped}")
+        limit = options.max_seconds
+        shown = "" if limit is None else f", --max-seconds {limit}"
+        print(f"\nleft out{shown}: {'; '.join(bench.skipped)}")
     names = ("context", "loop", "noise", "trees")
     apart = [row for name in names for row in found.suites.get(name, [])]
     rows = [*bench.results, *apart]
     refused = [row for row in rows if "refused" in row]
     for row in refused:
-        K = row["num_speculative_tokens"]
-        batch = row["batch"]
-        print(f"REFUSED: K = {K}, batch {batch}: {row['refused']}")
+        run = f"K = {row['num_speculative_tokens']}, batch {row['batch']}"
+        print(f"REFUSED: {run}: {row['refused']}")
     for name, error in found.failed.items():
         print(f"FAILED: {name}: {error}")
     print(json.dumps(_whole(bench, found)))

@@ -4,40 +4,16 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from specdec.bench.charts import draw_charts
 from specdec.bench.http_client import Api
 from specdec.bench.http_load import MEASURES, PERCENTS, LoadOptions, run_load
-from specdec.cli.extras import check_outputs
+from specdec.cli.bench_choices import BenchServeChoices
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchServeCommand:
-    """command: the whole command line. goodput: as it was given. json, charts: where to write."""
-
-    command: str
-    url: str
-    model: str | None
-    is_chat: bool
-    api_key: str | None
-    rates: str
-    num_requests: int
-    max_tokens: int | None
-    temperature: float | None
-    ignore_eos: bool
-    goodput: str | None
-    seed: int
-    timeout: float
-    json: Path | None
-    charts: Path | None
-
-
-def run_bench_serve(command: BenchServeCommand) -> None:
+def run_bench_serve(command: BenchServeChoices) -> None:
     """Measure, print, write. Exit code 1 if a request failed."""
-    check_outputs(command.json, command.charts)
     rows = asyncio.run(run_load(_options(command)))
     for row in rows:
         print(_report(row))
@@ -55,47 +31,26 @@ def run_bench_serve(command: BenchServeCommand) -> None:
         raise SystemExit(1)
 
 
-def _options(command: BenchServeCommand) -> LoadOptions:
-    if command.timeout == 0:
-        raise ValueError("--timeout 0: give a number of seconds above 0")
-    fields: dict[str, object] = {}
-    if command.temperature is not None:
-        fields["temperature"] = command.temperature
-    if command.ignore_eos:
-        fields["ignore_eos"] = True
+def _options(command: BenchServeChoices) -> LoadOptions:
+    if not command.url.startswith(("http://", "https://")):
+        raise ValueError(f"URL {command.url}: give one that begins with http:// or https://")
+    fields = {"temperature": command.temperature, "ignore_eos": command.ignore_eos or None}
     api = Api(
-        url=_base_of(command.url),
+        url=command.url.rstrip("/").removesuffix("/v1"),
         model=command.model,
         is_chat=command.is_chat,
         api_key=command.api_key,
-        fields=fields,
+        fields={name: value for name, value in fields.items() if value is not None},
     )
     return LoadOptions(
         api=api,
-        rates=_rates(command.rates),
+        rates=command.rates or [1.0],
         num_requests=command.num_requests,
         most_answer=command.max_tokens,
         goodput=_goodput(command.goodput),
         seed=command.seed,
         timeout=command.timeout,
     )
-
-
-def _base_of(url: str) -> str:
-    """Leave out /v1."""
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"URL {url}: give one that begins with http:// or https://")
-    return url.rstrip("/").removesuffix("/v1")
-
-
-def _rates(given: str) -> list[float]:
-    try:
-        rates = [float(part) for part in given.split(",")]
-    except ValueError:
-        rates = []
-    if not rates or not all(0 < rate < float("inf") for rate in rates):
-        raise ValueError(f"--request-rate {given}: give numbers above 0 with commas between them")
-    return rates
 
 
 def _goodput(given: str | None) -> dict[str, float]:

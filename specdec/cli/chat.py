@@ -12,14 +12,11 @@ import sys
 import specdec
 from specdec.cli.before_torch import check_models
 from specdec.cli.choices import ChatOptions
-from specdec.cli.figures import figures, warning
-from specdec.cli.generate import note_seed, sampling_params
-from specdec.cli.headline import say_what_runs
-from specdec.cli.options import read_input
-from specdec.cli.speculation import draft_of, refuse_greedy
+from specdec.cli.figures import note_seed, report, say_what_runs
+from specdec.cli.generate import sampling_params
+from specdec.cli.readers import read_input
 from specdec.config import EngineConfig
 from specdec.options import EngineOptions
-from specdec.requests.chat_format import ChatFormat
 from specdec.requests.chat_template import check_template
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
@@ -31,10 +28,9 @@ WELCOME = "/reset starts over, Ctrl-C ends an answer,\n/exit or Ctrl-D the progr
 
 def run_chat(options: ChatOptions) -> None:
     """Load, and answer each message."""
-    params = sampling_params(options.sampling)
-    refuse_greedy(options.speculation, params.temperature)
+    params = sampling_params(options)
     engine: EngineOptions = {"max_num_seqs": 1, **options.engine}
-    check_models(options.target, draft_of(options.speculation), engine)
+    check_models(options.target, options.speculation, engine)
     check_template(options.chat_template)
     if options.chat_template is None:
         _check_own_template(options)
@@ -92,38 +88,18 @@ class Chat:
         finally:
             if self._output is not None:
                 print(flush=True)
-                self._end(messages, self._output)
+                if not report(self._output, self._options):
+                    answer = {"role": "assistant", "content": self._output.outputs[0].text}
+                    self.messages = [*messages, answer]
 
     def _answer_in_turn(self, message: str) -> None:
         try:
-            if self._make_room(message):
-                self.answer(message)
+            self.answer(message)
         except KeyboardInterrupt:
             print("(interrupted)", file=sys.stderr)
         except ValueError as error:  # the conversation is too long, or its template refuses it
             line = self._options.wording.line(error)
             print(f"specdec: error: {line}\n/reset starts over", file=sys.stderr)
-
-    def _make_room(self, message: str) -> bool:
-        """Offer to drop the oldest turns if the conversation is too long; False: it stays so."""
-        room = self._llm.llm.sizes.max_model_len - 1  # one token of answer
-        num_tokens = self._num_tokens(self.messages, message)
-        num_turns = (len(self.messages) - len(self._beginning)) // 2
-        if num_tokens <= room:
-            return True
-        for count in range(1, num_turns + 1):
-            kept = [*self._beginning, *self.messages[len(self._beginning) + 2 * count :]]
-            if self._num_tokens(kept, message) <= room:
-                if not _agrees(num_tokens, room, count):
-                    return False
-                self.messages = kept
-                return True
-        return True  # the message alone is too long: the engine says so
-
-    def _num_tokens(self, messages: list[dict[str, str]], message: str) -> int:
-        whole = [*messages, {"role": "user", "content": message}]
-        form = ChatFormat(chat_template=self._options.chat_template)
-        return len(self._llm.llm.tokenizer.encode_chat(whole, form))
 
     async def _write(self, messages: list[dict[str, str]]) -> None:
         num_written = 0
@@ -134,48 +110,17 @@ class Chat:
             print(text[num_written:], end="", flush=True)
             num_written = len(text)
 
-    def _end(self, messages: list[dict[str, str]], output: RequestOutput) -> None:
-        completion = output.outputs[0]
-        if completion.finish_reason == "error":
-            reason = self._options.wording.text(str(completion.stop_reason))
-            print(f"specdec: error: {reason}", file=sys.stderr)
-        else:
-            self.messages = [*messages, {"role": "assistant", "content": completion.text}]
-        is_drawn = output.seed is not None and self._params.temperature > 0
-        seed = f"seed {output.seed}\n" if is_drawn else ""
-        print(seed + figures(output), file=sys.stderr)
-        advice = warning(output, self._options.target, draft_of(self._options.speculation))
-        if advice is not None:
-            print(advice, file=sys.stderr)
-
 
 def _read_line() -> str | None:
     """Read a stripped line; None at the end of the input. Ctrl-C only drops what was typed."""
     while True:
         try:
-            return _input("> ")
+            if sys.stdout.isatty():  # readline sees the prompt
+                return input("> ").strip()
+            print("> ", end="", file=sys.stderr, flush=True)
+            return input().strip()
         except EOFError:
             print(file=sys.stderr)
             return None
         except KeyboardInterrupt:
             print("\n/exit or Ctrl-D ends the program", file=sys.stderr)
-
-
-def _agrees(num_tokens: int, room: int, count: int) -> bool:
-    """Ask on the terminal; Enter is yes, Ctrl-C and Ctrl-D are no."""
-    turns = "turn" if count == 1 else f"{count} turns"
-    print(f"The conversation has {num_tokens} tokens and {room} fit.", file=sys.stderr)
-    try:
-        reply = _input(f"Drop the oldest {turns} and go on? [Y/n] ")
-        return reply.lower() in ("", "y", "yes")
-    except (EOFError, KeyboardInterrupt):
-        print(file=sys.stderr)
-        return False
-
-
-def _input(prompt: str) -> str:
-    """Read a stripped line. The prompt goes through readline if that is seen, else to stderr."""
-    if sys.stdout.isatty():
-        return input(prompt).strip()
-    print(prompt, end="", file=sys.stderr, flush=True)
-    return input().strip()

@@ -1,24 +1,19 @@
-"""What a user chooses for each command that runs engines.
+"""What a user chooses for each command; the docstring is its help.
 
 A field is an option of its name; a field marked with a config stands for the options of it that the
-command takes.
+command takes. `command` is the whole command line, `wording` its words for errors.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
-
-from specdec.cli.command import CommandLine
 from specdec.cli.wording import Wording
-from specdec.config import MAX_MODEL_LEN, MOST_SEQS, EngineConfig
-from specdec.described import about, described, option
+from specdec.config import EngineConfig
+from specdec.described import about, option
 from specdec.options import EngineOptions
-from specdec.serve.http.options import MOST_SECONDS, ServerOptions
-from specdec.sizes import TreeShape
-from specdec.speculative_config import MOST_DRAFTS, SpeculativeConfig
+from specdec.serve.http.options import ServerOptions
+from specdec.speculative_config import SpeculativeConfig
 
 Speculation = Annotated[SpeculativeConfig | None, SpeculativeConfig]
 Engine = Annotated[EngineOptions, EngineConfig]
@@ -26,12 +21,8 @@ Server = Annotated[dict[str, object], ServerOptions]
 TARGET = about('directory, hub id, or "demo", the bundled pair', argument="TARGET")
 DRAFT = about('EAGLE draft: directory, hub id or "demo"', argument="DRAFT")
 JSON = "one JSON object on stdout and nothing else"
+DEVICE = "auto, cpu, cuda or cuda:N"
 MANY = 1 << 20
-SUITES = (
-    "protocol, rounds, exactness, context, products, loop, noise, trees, requests, first_token, "
-    "cold; with commas; or all"
-)
-ABOUT = {each.name: each.help for each in described(EngineConfig)}
 TEMPLATE = {"unset": "the tokenizer's own", "metavar": "FILE"}
 
 
@@ -64,8 +55,15 @@ class GenerateSampling(Sampling):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatSampling(Sampling):
+    """Lets answers be longer."""
+
+    max_tokens: int = option(1024, "most tokens to generate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions:
-    """A prompt comes from one of `prompt`, the file read into `prompt_text`, standard input."""
+    """Continue a prompt. The text goes to stdout as it is written, statistics to stderr."""
 
     target: str = field(metadata=TARGET)
     prompt: str | None = option(
@@ -86,15 +84,12 @@ class GenerateOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatSampling(Sampling):
-    """Lets answers be longer."""
-
-    max_tokens: int = option(1024, "most tokens to generate")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """A conversation may begin with a message of the system."""
+    """Talk to a target. It needs a chat template.
+
+    /reset starts over, Ctrl-C ends an answer, Ctrl-D or /exit the program. If standard input is no
+    terminal, all of it is one message, and its answer is printed.
+    """
 
     target: str = field(metadata=TARGET)
     speculation: Speculation
@@ -106,13 +101,26 @@ class ChatOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InspectOptions:
+    """Say what a checkpoint is. Every field has its source; no weight is loaded."""
+
+    checkpoint: str = field(
+        metadata=about(
+            'directory, hub id, "demo", "demo/eagle3" or "demo/eagle1"', argument="CHECKPOINT"
+        )
+    )
+    target: str | None = option(None, "the target that a draft is meant for: checks more")
+    json: bool = option(False, JSON)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """draft_options: arguments of SpeculativeConfig beside the draft and its number of tokens."""
+    """Say whether a draft works. The target's own text is forced through it, token by token."""
 
     target: str = field(metadata=TARGET)
     draft: str = field(metadata=DRAFT)
     num_speculative_tokens: int = option(5, "positions to check", short="-k")
-    max_tokens: int = option(64, "tokens of text per prompt, at least 16", bounds=(16, 1 << 20))
+    max_tokens: int = option(64, "tokens of text per prompt, at least 16", bounds=(16, MANY))
     draft_options: Annotated[dict[str, object], SpeculativeConfig]
     engine: Engine
     json: bool = option(False, JSON)
@@ -120,7 +128,11 @@ class VerifyOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """server: arguments of ServerOptions."""
+    """Answer requests over HTTP.
+
+    The API is OpenAI's: chat, completions, streams, metrics. Only this machine can connect unless
+    --host says otherwise. SIGTERM or Ctrl-C ends it in order.
+    """
 
     target: str = field(metadata=TARGET)
     speculation: Speculation
@@ -132,14 +144,15 @@ class ServeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions:
-    """server: how bodies of requests are read. ray: a cluster's address."""
+    """Answer the lines of a batch file.
 
-    input: Annotated[
-        Path, Argument(exists=True, dir_okay=False, metavar="IN", help="a file of JSON lines")
-    ]
-    output: Annotated[
-        Path, Argument(dir_okay=False, metavar="OUT", help="the lines that answer them")
-    ]
+    The format is OpenAI's. Each line of IN has custom_id, method, url and body. OUT gets a line for
+    each, in the same order, with an error where a line cannot be answered. The same command goes on
+    with a run that was stopped.
+    """
+
+    input: Path = field(metadata=about("a file of JSON lines", argument="IN", exists=True))
+    output: Path = field(metadata=about("the lines that answer them", argument="OUT"))
     target: str = field(metadata=TARGET)
     speculation: Speculation
     server: Server
@@ -148,109 +161,68 @@ class BatchOptions:
         None, "answer on a cluster of Ray; auto: the running one", metavar="ADDRESS"
     )
     num_engines: int | None = option(
-        None, "on the cluster", unset="one for each GPU, 1 on CPUs", bounds=(1, 1 << 20)
+        None, "on the cluster", unset="one for each GPU, 1 on CPUs", bounds=(1, MANY)
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchChoices:
-    """Says what is measured. None stands for what each suite has of its own."""
+class LoadOptions:
+    """Load a checkpoint and time it. What every field was bound to is printed too."""
 
-    target: str = field(default="demo", metadata=TARGET)
-    draft: str | None = option(None, "EAGLE draft", unset='"demo" for "demo", else none')
-    suite: str = option("protocol", SUITES)
-    ks: Sequence[int] | None = option(
-        None,
-        "values of K; 0, plain decoding, is always one",
-        unset="0,3,5",
-        bounds=(0, MOST_DRAFTS),
-        flag="--num-speculative-tokens",
-        short="-k",
+    target: str = field(metadata=TARGET)
+    draft: str | None = field(default=None, metadata=DRAFT)
+    dtype: str = option(
+        "auto", "auto, float32, bfloat16 or float16; auto is as the target is stored"
     )
-    batches: Sequence[int] | None = option(
-        None,
-        "requests at a time",
-        unset="1,8,32 on a GPU, 1 on a CPU",
-        bounds=(1, MOST_SEQS),
-        flag="--batch",
-    )
-    contexts: Sequence[int] | None = option(
-        None,
-        "prompt lengths of the suites context and exactness",
-        unset="six, from 256 to 32768",
-        bounds=(1, MAX_MODEL_LEN),
-    )
-    trees: Sequence[TreeShape] | None = option(
-        None,
-        "of the suites trees and context: rows x levels x top_k, as in 8x6x4,16x6x4",
-        unset="eight, of the suite trees",
-    )
-    temperatures: Sequence[float] | None = option(
-        None,
-        "of the suites loop, noise and trees",
-        unset="0,0.8, and 0,0.7,1 of trees",
-        bounds=(0.0, 100.0),
-    )
-    thresholds: Sequence[float] | None = option(
-        None,
-        "of the suite trees: below which drafts stop, -1: never",
-        unset="five greedy, else 0.2",
-        bounds=(-1.0, 1.0),
-    )
-    num_prompts: int = option(8, "prompts at the small batches", bounds=(1, 4096))
-    prompts: Annotated[
-        Path | None,
-        Option(exists=True, help="JSON file", show_default="prompts.json beside the target"),
-    ] = None
-    max_tokens: int = option(160, "tokens of each answer", bounds=(2, MAX_MODEL_LEN))
-    repeats: int = option(
-        2,
-        "whole runs, the best of which counts; the suite loop has a row for each",
-        bounds=(1, MANY),
-    )
-    num_rounds: int = option(30, "rounds timed by the device's clock", bounds=(1, MANY))
-    rounds_of_memory: int | None = option(
-        None, "rounds after which the suite cold reads memory", unset="1000", bounds=(1, MANY)
-    )
-    max_seconds: float | None = option(
-        None, "begin nothing more after this many seconds", bounds=(0, MOST_SECONDS)
-    )
-    seed: int | None = option(None, ABOUT["seed"], unset="random")
-    dtype: str = option("auto", ABOUT["dtype"])
-    device: str = option("auto", ABOUT["device"])
-    max_model_len: int | None = option(
-        None,
-        "longest context, where a suite does not set it",
-        unset="4096",
-        bounds=(2, MAX_MODEL_LEN),
-    )
-    max_num_seqs: int | None = option(
-        None, "request rows of each engine", unset="the largest batch", bounds=(1, MOST_SEQS)
-    )
-    gpu_memory_utilization: float | None = option(
-        None,
-        "share of a GPU's memory to use in the suite cold; the others take what they need",
-        unset="0.9",
-    )
-    enforce_eager: bool = option(False, ABOUT["enforce_eager"])
-    adaptive: bool | None = option(None, "loads with as many drafts as pay, too; on a GPU")
-    chains: bool | None = option(None, "with --adaptive: chains alone, no draft trees")
-    ramp: bool | None = option(
-        None, "in the suite loop: a load that rises and falls, in place of others"
-    )
-    json: Annotated[Path | None, Option(help="write the last line's JSON to a file too")] = None
-    charts: Path | None = field(
-        default=None, metadata=about("directory for PNG charts (needs matplotlib)")
-    )
-    command: CommandLine
-    wording: Wording
+    device: str = option("cpu", DEVICE)
 
-    @property
-    def eagle(self) -> str | None:
-        """Name the draft: of the bundled pair its own, unless another is given."""
-        return self.draft or ("demo" if self.target == "demo" else None)
 
-    @property
-    def suites(self) -> tuple[str, ...]:
-        """Split the names of the suites."""
-        return tuple(self.suite.split(","))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertOptions:
+    """Write safetensors from .bin files. No pickled code is run."""
+
+    directory: Path = field(
+        metadata=about(
+            "a checkpoint of .bin files, which stay as they are",
+            argument="DIRECTORY",
+            exists=True,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WidenOptions:
+    """Write a small pair at a large size.
+
+    It has the same text and drafts, at the full cost. DIRECTORY gets target/, eagle3/ and
+    prompts.json, for `specdec bench DIRECTORY/target`; and eagle1/, where the source has one.
+    """
+
+    directory: Path = field(metadata=about("where to write the pair", argument="DIRECTORY"))
+    source: str = option("demo", "demo, or a directory with target/, eagle3/ and prompts.json")
+    shape: str = option("llama-8b", "llama-8b (18 GB in bfloat16) or tiny")
+    dtype: str = option("bfloat16", "bfloat16 or float32")
+    device: str = option("auto", DEVICE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneOptions:
+    """Measure the products of a model on this GPU.
+
+    The fastest tiles for them and for those of a draft go to tiles.json in the cache directory
+    ($SPECDEC_CACHE_DIR), which every process started later reads. Tokens stay the same. An
+    interrupt keeps what was measured.
+    """
+
+    target: str = field(metadata=TARGET)
+    draft: str | None = option(None, 'EAGLE draft: directory, hub id or "demo"', unset="no draft")
+    dtype: str = option("auto", "auto, bfloat16 or float16; auto is as the target is stored")
+    again: bool = option(False, "also measure products that a table already has")
+    json: bool = option(False, JSON)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvOptions:
+    """Print what a bug report needs. Versions, GPU, driver, system: paste them into it."""
+
+    json: bool = option(False, JSON)

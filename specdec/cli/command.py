@@ -1,75 +1,58 @@
 """Commands from dataclasses: each field is an option, a config's class stands for all of its own.
 
-    @command(app, "Continue a prompt.")
-    def generate(options: GenerateOptions) -> None: ...
+    declare(app, "generate", GenerateOptions, run_generate)
 
 A field of type Annotated[T, EngineConfig] gets the options of EngineConfig that this command takes,
 checked, as keyword arguments without those that were left out. A dataclass as a type adds its
-fields, Annotated[T, Argument(...)] is typer's own, and Wording and CommandLine are the command's.
+fields. Fields without a description get what the command's caller passed as `obj`.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
+from functools import partial
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, NewType, TypeVar, cast, get_args, get_origin
+from typing import Any, cast, get_args
 
-from typer import Argument, Context, Option, Typer
+from typer import Argument, CallbackParam, Context, Option, Typer
 
 from specdec.arguments import from_mapping
-from specdec.cli.options import (
-    check_choice,
-    floats,
-    integers,
-    num_drafts,
-    pairs,
-    text_of,
-    trees,
-    wording_of,
-)
-from specdec.cli.speculation import speculation_of
-from specdec.cli.wording import Wording
+from specdec.cli.readers import check_choice, num_drafts, numbers, pairs, text_of, trees
 from specdec.config import EngineConfig
 from specdec.described import Described, check_described, described
 from specdec.serve.http.options import ServerOptions
 from specdec.sizes import TreeShape
 from specdec.speculative_config import SpeculativeConfig
 
-Options = TypeVar("Options")
-CommandLine = NewType("CommandLine", str)  # the whole of it, without keys
+Read = Callable[[str, str], object]
 # what reads the text of an option of this type; the others are typer's own
-READERS: dict[object, Callable[..., object]] = {
+READERS: dict[object, Read] = {
     int | str: num_drafts,
     Mapping[str, str] | None: pairs,
     Sequence[TreeShape] | None: trees,
 }
-LISTS: dict[object, Callable[..., Callable[..., object]]] = {
-    Sequence[int] | None: integers,
-    Sequence[float] | None: floats,
+LISTS: dict[object, type[int] | type[float]] = {
+    Sequence[int] | None: int,
+    Sequence[float] | None: float,
 }
 
 
-def command(
-    app: Typer, short_help: str
-) -> Callable[[Callable[[Options], None]], Callable[[Options], None]]:
-    """Decorate the function of a command, whose argument is what the user chose."""
+def declare(app: Typer, name: str, kind: Any, run: Callable[[Any], None]) -> None:
+    """Add a command that calls `run` with what the user chose, an instance of `kind`.
 
-    def declare(run: Callable[[Options], None]) -> Callable[[Options], None]:
-        name = run.__name__
-        kind = inspect.signature(run).parameters["options"].annotation
+    The docstring of `kind` is the help of the command, its first sentence that in the list.
+    """
 
-        def call(context: Context, **given: object) -> None:
-            own: dict[object, object] = {Wording: wording_of(context), CommandLine: context.obj}
-            run(_built(kind, name, given, own))
+    def call(context: Context, **given: object) -> None:
+        run(_built(kind, name, {**given, **context.obj}))
 
-        parameters = [Parameter("context", Parameter.KEYWORD_ONLY, annotation=Context)]
-        parameters += _parameters(kind, name)
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        app.command(name, short_help=short_help, help=inspect.getdoc(run))(call)
-        return run
-
-    return declare
+    parameters = [Parameter("context", Parameter.KEYWORD_ONLY, annotation=Context)]
+    parameters += [_parameter(each, name) for each in _options(kind, name)]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    about = inspect.cleandoc(kind.__doc__)
+    app.command(name, short_help=re.split(r"(?<=\.)\s", about)[0], help=about)(call)
 
 
 def taken_by(name: str, config: object) -> list[Described]:
@@ -82,33 +65,27 @@ def parameter_name(each: Described) -> str:
     return each.flag.split("/")[0].removeprefix("--").replace("-", "_")
 
 
-def _parameters(kind: Any, name: str) -> Iterator[Parameter]:
+def _options(kind: Any, name: str) -> Iterator[Described]:
+    """List all options of a command, each with the name of its parameter."""
     own = {each.name: each for each in described(kind)}
     for each in fields(kind):
         config = _config_of(each.type)
         if config is not None:
-            yield from (
-                _parameter(one, parameter_name(one), name) for one in taken_by(name, config)
-            )
+            taken = taken_by(name, config)
+            yield from (replace(one, name=parameter_name(one)) for one in taken)
         elif is_dataclass(each.type):
-            yield from _parameters(each.type, name)
+            yield from _options(each.type, name)
         elif each.name in own:
-            yield _parameter(own[each.name], each.name, name)
-        elif each.type not in (Wording, CommandLine):
-            default = Parameter.empty if each.default is MISSING else each.default
-            keyword = Parameter.KEYWORD_ONLY
-            yield Parameter(each.name, keyword, annotation=each.type, default=default)
+            yield own[each.name]
 
 
 def _config_of(kind: object) -> Any:
     """Find the config in Annotated[T, config]; None if there is none."""
-    marks = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
-    return next((mark for mark in marks if isinstance(mark, type)), None)
+    return next((mark for mark in get_args(kind)[1:] if is_dataclass(mark)), None)
 
 
-def _parameter(each: Described, name: str, command: str) -> Parameter:
-    """Describe an option to typer. name: of its value among those that were given."""
-    kind = _kind(each)
+def _parameter(each: Described, command: str) -> Parameter:
+    """Describe an option to typer."""
     shown = "what the command needs" if command in each.planned_by else each.unset
     default = None if shown or each.default in (MISSING, ()) else each.default
     if _is_switch(each):
@@ -120,24 +97,31 @@ def _parameter(each: Described, name: str, command: str) -> Parameter:
     rest: dict[str, Any] = {
         "help": each.help,
         "show_default": shown or True,
-        "callback": _reader(each),
+        "callback": _callback(each),
+        "file_okay": "DIRECTORY" not in (each.metavar, each.argument),
+        "exists": each.exists,
     }
     if each.argument:
         default = ... if each.default is MISSING else default
         info = Argument(default, metavar=each.argument, **rest)
     else:
-        rest |= {"metavar": each.metavar, "envvar": each.envvar, "file_okay": kind != Path | None}
+        rest |= {"metavar": each.metavar, "envvar": each.envvar}
         info = Option(default, *filter(None, (each.flag, each.short)), **rest)
-    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=info)
+    return Parameter(each.name, Parameter.KEYWORD_ONLY, annotation=_kind(each), default=info)
 
 
-def _reader(each: Described) -> Callable[..., object] | None:
+def _callback(each: Described) -> Callable[..., object] | None:
     """Choose what reads the text of an option, if that is not typer."""
-    if each.metavar == "FILE":
-        return text_of
+    read = text_of if each.metavar == "FILE" else READERS.get(each.type)
     if each.type in LISTS:
-        return LISTS[each.type](*(each.bounds or ()))
-    return READERS.get(each.type)
+        read = partial(numbers, LISTS[each.type], each.bounds)
+    if read is None:
+        return None
+
+    def call(option: CallbackParam, text: str | None) -> object:
+        return None if text is None else read(option.opts[0], text)
+
+    return call
 
 
 def _kind(each: Described) -> object:
@@ -159,9 +143,7 @@ def _is_switch(each: Described) -> bool:
     return is_bool and "/" not in each.flag
 
 
-def _built(
-    kind: Any, name: str, given: Mapping[str, object], of_command: Mapping[object, object]
-) -> Any:
+def _built(kind: Any, name: str, given: Mapping[str, object]) -> Any:
     own = {each.name: each for each in described(kind)}
     values: dict[str, object] = {}
     for each in fields(kind):
@@ -169,13 +151,12 @@ def _built(
         if config is not None:
             chosen = _chosen(taken_by(name, config), given)
             values[each.name] = _checked(config, chosen, get_args(each.type)[0])
-        elif is_dataclass(each.type):
-            values[each.name] = _built(each.type, name, given, of_command)
         elif each.name in own:
             values[each.name] = _value(own[each.name], given[each.name])
+        elif each.name in given:
+            values[each.name] = given[each.name]
         else:
-            is_own = each.type in of_command
-            values[each.name] = of_command[each.type] if is_own else given[each.name]
+            values[each.name] = _built(each.type, name, given)
     built = kind(**values)
     check_described(built)
     return built
@@ -204,3 +185,30 @@ def _checked(config: object, chosen: dict[str, object], wanted: object) -> objec
     if config is ServerOptions:
         from_mapping(ServerOptions, {"model_names": (), **chosen})
     return speculation_of(chosen) if wanted == SpeculativeConfig | None else chosen
+
+
+def speculation_of(given: Mapping[str, object]) -> SpeculativeConfig | None:
+    """Build the config of the draft. Without a draft, refuse the options that need one."""
+    if "model" not in given:
+        _refuse_without_draft(given)
+        return None
+    try:
+        return from_mapping(SpeculativeConfig, given)
+    except ValueError as error:
+        raise ValueError(_renamed(str(error))) from error
+
+
+def _refuse_without_draft(given: Mapping[str, object]) -> None:
+    for each in described(SpeculativeConfig):
+        is_count = each.name == "num_speculative_tokens"  # 0 is plain decoding, auto is not
+        if each.name in given and given[each.name] != (0 if is_count else each.default):
+            value = "" if each.gives is not None else f" {given[each.name]}"
+            raise ValueError(f"{each.flag}{value} without a draft: give --draft too")
+
+
+def _renamed(text: str) -> str:
+    """Put the command line's names into an error: --top-k and --revision are other things there."""
+    for each in described(SpeculativeConfig):
+        if each.flag == f"--draft-{each.name.replace('_', '-')}":
+            text = re.sub(rf"\b{each.name}\b", f"draft_{each.name}", text)
+    return text

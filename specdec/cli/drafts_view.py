@@ -1,28 +1,25 @@
 """What was drafted and what became of it, in order, coloured or marked, as rounds come."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from rich.console import Console
 from rich.text import Text
 
 from specdec.cli.figures import COLUMNS
-from specdec.requests.draft_spans import DraftRound, Span
+from specdec.requests.draft_spans import DraftRound, DraftSpans, Span
+from specdec.requests.output import CompletionOutput
+from specdec.requests.request import Request
+from specdec.requests.stats import RoundRecord
+from specdec.requests.tokenizer import Tokenizer
 
-# by kind of a span
-STYLES = {
-    "target": "",
-    "accepted": "green",
-    "rejected": "dim red strike",
-    "recovered": "yellow",
-    "bonus": "bold cyan",
+# the style and the meaning of each kind of a span, beside the target's own tokens
+KINDS = {
+    "accepted": ("green", "accepted draft"),
+    "rejected": ("dim red strike", "rejected draft"),
+    "recovered": ("yellow", "recovered: the target's token instead"),
+    "bonus": ("bold cyan", "bonus: the target's token after K accepted drafts"),
 }
 MARKS = {"accepted": ("{+", "+}"), "rejected": ("[-", "-]")}  # wdiff's, if there are no colours
-MEANING = {
-    "accepted": "accepted draft",
-    "rejected": "rejected draft",
-    "recovered": "recovered: the target's token instead",
-    "bonus": "bonus: the target's token after K accepted drafts",
-}
 BETWEEN = "  "
 
 
@@ -51,11 +48,24 @@ class DraftsView:
         """End the last line."""
         self._console.print()
 
+    def following(self, request: Request, tokenizer: Tokenizer) -> Callable[[bool], None]:
+        """Show what is new of one sample whenever the result is called; True: it is the end."""
+        spans, records = DraftSpans(tokenizer), list[RoundRecord]()
+
+        def show(is_over: bool) -> None:
+            records.extend(request.stats.rounds_after(len(records)))
+            sample = CompletionOutput(request.index, request.text(), request.token_ids)
+            self.add(spans.new(sample, records, is_over or request.is_finished))
+            if is_over:
+                self.end()
+
+        return show
+
     def _legend(self) -> Iterator[Text]:
-        """What the colours or marks mean, in lines of at most 60 columns."""
+        """Say what the colours or marks mean, in lines of at most 60 columns."""
         line = Text()
-        for kind in MEANING if self._has_colors else MARKS:
-            each = self._render(Span(MEANING[kind], kind))
+        for kind in KINDS if self._has_colors else MARKS:
+            each = self._render(Span(KINDS[kind][1], kind))
             if line and len(line) + len(BETWEEN) + len(each) > COLUMNS:
                 yield line
                 line = Text()
@@ -67,6 +77,7 @@ class DraftsView:
         if span.kind == "rejected":
             text = text.replace("\n", "\N{RETURN SYMBOL}")
         if self._has_colors:
-            return Text(text, style=STYLES[span.kind])
+            style, _ = KINDS.get(span.kind, ("", ""))
+            return Text(text, style=style)
         opening, closing = MARKS.get(span.kind, ("", ""))
         return Text(f"{opening}{text}{closing}")

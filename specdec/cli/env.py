@@ -6,11 +6,13 @@ import platform
 import runpy
 import subprocess
 from collections import Counter
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 import specdec
+from specdec.cli.choices import EnvOptions
 
 PACKAGES = (
     *("torch", "triton", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy"),
@@ -24,19 +26,8 @@ QUERY = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total,driver_version
 SECONDS = 10.0  # that nvidia-smi may take
 
 
-def run_env(in_json: bool) -> None:
+def run_env(options: EnvOptions) -> None:
     """Print a line for each fact, or one JSON object."""
-    found = facts()
-    if in_json:
-        print(json.dumps(found))
-        return
-    width = max(map(len, found)) + 2
-    for name, value in found.items():
-        print(f"{name:<{width}}{value if isinstance(value, str) else _counted(value)}")
-
-
-def facts() -> dict[str, str | list[str]]:
-    """GPU: a list of them, or why none was found."""
     cards, driver = _gpus()
     found: dict[str, str | list[str]] = {
         "specdec": specdec.__version__,
@@ -47,8 +38,17 @@ def facts() -> dict[str, str | list[str]]:
         "GPU": cards,
         "CPU": f"{_cpu()}, {len(os.sched_getaffinity(0))} cores",
         "OS": f"{_distribution()}, {platform.platform()}",
+        **{name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
-    return found | {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    if options.json:
+        print(json.dumps(found))
+        return
+    width = max(map(len, found)) + 2
+    for name, value in found.items():
+        if isinstance(value, list):
+            counts = Counter(value).items()
+            value = "; ".join(f"{n} x {each}" if n > 1 else each for each, n in counts)
+        print(f"{name:<{width}}{value}")
 
 
 def _version(package: str) -> str:
@@ -59,17 +59,16 @@ def _version(package: str) -> str:
 
 
 def _cuda() -> str:
-    """What torch was built with, from its own file: to import torch would take seconds."""
+    """Read what torch was built with from its own file: to import torch would take seconds."""
     spec = find_spec("torch")
-    folders = None if spec is None else spec.submodule_search_locations
-    file = Path(folders[0]) / "version.py" if folders else None
-    if file is None or not file.is_file():
-        return "unknown: torch has no version.py"
-    return runpy.run_path(str(file)).get("cuda") or "none: torch is built for CPUs"
+    with suppress(OSError):
+        file = Path(str(spec and spec.origin)).with_name("version.py")
+        return runpy.run_path(str(file)).get("cuda") or "none: torch is built for CPUs"
+    return "unknown: torch has no version.py"
 
 
 def _gpus() -> tuple[str | list[str], str]:
-    """The GPUs and the version of their driver, as nvidia-smi says."""
+    """Ask nvidia-smi for the GPUs and the version of their driver."""
     try:
         done = subprocess.run(
             [*QUERY, "--format=csv,noheader"], capture_output=True, text=True, timeout=SECONDS
@@ -85,21 +84,16 @@ def _gpus() -> tuple[str | list[str], str]:
     return [card for card, _, _ in rows], rows[0][2]
 
 
-def _counted(cards: list[str]) -> str:
-    """Equal ones together."""
-    return "; ".join(f"{n} x {card}" if n > 1 else card for card, n in Counter(cards).items())
-
-
 def _cpu() -> str:
-    """The processor's name, where Linux says it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    """Name the processor, where Linux says it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def _distribution() -> str:
-    try:
+    with suppress(OSError):
         return platform.freedesktop_os_release()["PRETTY_NAME"]
-    except OSError:
-        return platform.system()
+    return platform.system()

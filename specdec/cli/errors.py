@@ -26,18 +26,22 @@ GONE = {  # commands of earlier versions, and what to do instead
 
 
 def run_command(app: Typer, given: Sequence[str]) -> None:
-    """Run the command and exit."""
+    """Run the command and exit. Its `obj` is what a command knows of its own call."""
+    wording = Wording({})
     try:
         set_up_logging()
         line = shlex.join(["specdec", *_without_keys(given)])
         given = _joined(given)
         if given and given[0] in GONE:
             raise ValueError(f"the command {given[0]!r} is gone: {GONE[given[0]]}")
-        code = app(args=list(given), prog_name="specdec", obj=line, standalone_mode=False)
+        command = get_command(app)
+        wording = _wording(command, given)
+        called = {"command": line, "wording": wording}
+        code = command.main(list(given), "specdec", obj=called, standalone_mode=False)
     except UsageError as error:
         raise SystemExit(_refuse(_usage(error, given), error)) from None
     except (ValueError, OSError) as error:
-        raise SystemExit(_refuse(_wording(app, given).line(error), error)) from None
+        raise SystemExit(_refuse(wording.line(error), error)) from None
     except (KeyboardInterrupt, Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:
@@ -46,24 +50,18 @@ def run_command(app: Typer, given: Sequence[str]) -> None:
 
 
 def _without_keys(given: Sequence[str]) -> list[str]:
-    """The command as it may be shown and written to files."""
-    shown = list(given)
-    for i, word in enumerate(shown):
-        if word.startswith("--api-key="):
-            shown[i] = "--api-key=..."
-        elif i > 0 and shown[i - 1] == "--api-key":
-            shown[i] = "..."
-    return shown
+    """Return the command as it may be shown and written to files."""
+    words = [re.sub("^--api-key=.*", "--api-key=...", word, flags=re.DOTALL) for word in given]
+    return ["..." if i and given[i - 1] == "--api-key" else each for i, each in enumerate(words)]
 
 
 def _joined(given: Sequence[str]) -> list[str]:
-    """The words of a command as one. (A target in the directory `serve` is ./serve.)"""
-    words = BENCH_SERVE.split()
-    return [BENCH_SERVE, *given[len(words) :]] if list(given[: len(words)]) == words else [*given]
+    """Make one word of `bench serve`. (A target in the directory `serve` is ./serve.)"""
+    return [BENCH_SERVE, *given[2:]] if list(given[:2]) == BENCH_SERVE.split() else [*given]
 
 
 def set_up_logging() -> None:
-    """To stderr, from the level on that SPECDEC_LOG names; ValueError if there is none."""
+    """Log to stderr from the level that SPECDEC_LOG names; ValueError if there is none."""
     name = os.environ.get("SPECDEC_LOG", "warning")
     level = logging.getLevelNamesMapping().get(name.upper())
     if level is None:
@@ -76,7 +74,7 @@ def set_up_logging() -> None:
 
 
 def _refuse(line: str, error: Exception) -> int:
-    """Print the line, unless tracebacks are wanted; the exit code."""
+    """Print the line, unless tracebacks are wanted, and return the exit code."""
     if os.environ.get("SPECDEC_DEBUG", "0") not in ("", "0"):
         raise error
     print(f"specdec: error: {line}", file=sys.stderr)
@@ -84,7 +82,7 @@ def _refuse(line: str, error: Exception) -> int:
 
 
 def _usage(error: Exception, given: Sequence[str]) -> str:
-    """What was wrong with the arguments, and which help lists them."""
+    """Say what was wrong with the arguments, and which help lists them."""
     message = getattr(error, "format_message", error.__str__)()
     option = _given_option(getattr(error, "param", None), given)
     if option is not None:
@@ -96,7 +94,7 @@ def _usage(error: Exception, given: Sequence[str]) -> str:
 
 
 def _given_option(param: object, given: Sequence[str]) -> str | None:
-    """The option of a value that is not allowed, and the value."""
+    """Find the option of a value that is not allowed, and the value."""
     for arg, following in zip(given, [*given[1:], ""], strict=True):
         name, equals, value = arg.partition("=")
         if name in getattr(param, "opts", ()) and name.startswith("-"):
@@ -104,9 +102,7 @@ def _given_option(param: object, given: Sequence[str]) -> str | None:
     return None
 
 
-def _wording(app: Typer, given: Sequence[str]) -> Wording:
-    """The words of the command that was called."""
-    commands = getattr(get_command(app), "commands", {})
-    command = commands.get(given[0]) if given else None
+def _wording(app: object, given: Sequence[str]) -> Wording:
+    command = getattr(app, "commands", {}).get(given[0]) if given else None
     has_length = any(arg.startswith("--max-model-len") for arg in given)
     return Wording.of([] if command is None else command.params, has_length)

@@ -1,10 +1,15 @@
-"""The figures after a text, in lines of at most 60 columns, and what they say about the draft."""
+"""What a command says of an engine and of an output: in lines of at most 60 columns, or as JSON."""
 
 import shlex
+import sys
 import textwrap
 from collections import Counter
+from dataclasses import asdict
 
+import specdec
+from specdec.cli.choices import ChatOptions, GenerateOptions
 from specdec.requests.output import CompletionOutput, RequestOutput
+from specdec.requests.stats import RoundRecord
 from weights.errors import shown
 
 COLUMNS = 60
@@ -15,8 +20,63 @@ LEAST_LENGTH = 1.1
 LEAST_ROUNDS = 16
 
 
+def say_what_runs(llm: "specdec.LLM") -> None:
+    """Say in a line what was loaded and how it runs, and choose the number of threads."""
+    # the engine has imported torch by now
+    from specdec.cli.threads import choose_threads
+
+    dtype, device = _dtype_and_device(llm)
+    line = f"target {llm.target_report.format}, {dtype} on {device}"
+    drafts = "no draft" if llm.draft_report is None else f"draft {llm.draft_report.format}"
+    print(f"{line}; {drafts}{_how_drafts_are_made(llm)}", file=sys.stderr)
+    choose_threads(llm.engine.runner)
+
+
+def _how_drafts_are_made(llm: "specdec.LLM") -> str:
+    K, tree = llm.sizes.num_speculative_tokens, llm.sizes.tree
+    if llm.draft_report is None:
+        return ""
+    drafts = f"as many drafts as pay, at most {K}" if llm.sizes.is_adaptive else f"K = {K}"
+    if llm.sizes.has_both:
+        drafts += ", chains or trees"
+    elif tree is not None:
+        drafts = f"trees of {tree.num_nodes} nodes, top_k = {tree.top_k}, {K} levels"
+    threshold = llm.engine.runner.confidence_threshold
+    return f", {drafts}, stopping below {threshold:g}" if threshold else f", {drafts}"
+
+
+def _dtype_and_device(llm: "specdec.LLM") -> tuple[str, str]:
+    states = llm.engine.runner.buffers.hidden_states
+    return str(states.dtype).removeprefix("torch."), str(states.device)
+
+
+def note_seed(seed: object, temperature: float) -> None:
+    """Say that greedy decoding draws nothing; scripts written for vLLM give a seed anyway."""
+    if seed is not None and temperature == 0:
+        print("seed has no effect at temperature 0", file=sys.stderr)
+
+
+def report(
+    output: RequestOutput, options: GenerateOptions | ChatOptions, has_figures: bool = True
+) -> bool:
+    """Print seed, figures, what to do about a useless draft, and errors; True: there were some."""
+    if has_figures and output.seed is not None and options.sampling.temperature > 0:
+        print(f"seed {output.seed}", file=sys.stderr)
+    if has_figures:
+        print(figures(output), file=sys.stderr)
+    draft = None if options.speculation is None else str(options.speculation.model)
+    advice = warning(output, options.target, draft)
+    if advice is not None:
+        print(advice, file=sys.stderr)
+    failed = [each for each in output.outputs if each.finish_reason == "error"]
+    for each in failed:
+        reason = options.wording.text(str(each.stop_reason))
+        print(f"specdec: error: {reason}", file=sys.stderr)
+    return bool(failed)
+
+
 def figures(output: RequestOutput) -> str:
-    """Tokens, why the text ended, acceptance, speed.
+    """Say how many tokens there are, why the text ended, what was accepted, and how fast.
 
     The rate at position i: the share of rounds that accepted at least i drafts.
     """
@@ -35,13 +95,12 @@ def figures(output: RequestOutput) -> str:
 
 
 def _endings(output: RequestOutput) -> str:
-    """Why the samples ended, each reason once with its count: "length (2), stop: '\\n'"."""
+    """Name each reason once with its count: "length (2), stop: '\\n'"."""
     counts = Counter(_ending(each) for each in output.outputs if each.finish_reason is not None)
     return ", ".join(name if n == 1 else f"{name} ({n})" for name, n in counts.items())
 
 
 def _ending(completion: CompletionOutput) -> str:
-    """The reason; with the string or token that stopped it, if it is not the model's own."""
     reason = str(completion.finish_reason)
     if reason != "stop" or completion.stop_reason is None:
         return reason
@@ -61,7 +120,7 @@ def lines(parts: list[str]) -> list[str]:
 
 
 def warning(output: RequestOutput, target: str, draft: str | None) -> str | None:
-    """What to run where hardly any draft was accepted."""
+    """Say what to run where hardly any draft was accepted."""
     stats = output.stats
     length = stats.mean_acceptance_length
     if draft is None or not stats.num_drafted_tokens or length is None:
@@ -70,3 +129,46 @@ def warning(output: RequestOutput, target: str, draft: str | None) -> str | None
         return None
     command = shlex.join(["specdec", "verify", target, draft])
     return f"warning: hardly any draft is accepted; to find out why:\n{command}"
+
+
+def as_json(llm: "specdec.LLM", output: RequestOutput, has_rounds: bool) -> dict[str, object]:
+    """Return all that a program may need from one output."""
+    sizes = llm.sizes
+    dtype, device = _dtype_and_device(llm)
+    top_k = 1 if sizes.tree is None else sizes.tree.top_k
+    result = _sample_as_json(output.outputs[0]) | {
+        "prompt": output.prompt,
+        "prompt_token_ids": output.prompt_token_ids,
+        "target": str(llm.target_report.directory),
+        "draft": None if llm.draft_report is None else str(llm.draft_report.directory),
+        "num_speculative_tokens": sizes.num_speculative_tokens,
+        "draft_top_k": None if sizes.has_both else top_k,  # None: chains or trees, as it pays
+        "num_draft_tokens": sizes.num_draft_tokens,
+        "draft_confidence_threshold": llm.engine.runner.confidence_threshold,
+        "acceptance": llm.engine.runner.acceptance,
+        "seed": output.seed,
+        "dtype": dtype,
+        "device": device,
+        "stats": output.stats.as_dict(),
+    }
+    if len(output.outputs) > 1:
+        result["samples"] = [_sample_as_json(sample) for sample in output.outputs]
+    if has_rounds:
+        result["rounds"] = [_round_as_json(record) for record in output.stats.rounds]
+    return result
+
+
+def _round_as_json(record: RoundRecord) -> dict[str, object]:
+    """Leave parents out where a round had no tree."""
+    return {name: value for name, value in asdict(record).items() if name != "parents" or value}
+
+
+def _sample_as_json(completion: CompletionOutput) -> dict[str, object]:
+    names = ("text", "token_ids", "finish_reason", "stop_reason")
+    result: dict[str, object] = {name: getattr(completion, name) for name in names}
+    if completion.logprobs is not None:
+        tokens = [
+            {str(i): found._asdict() for i, found in row.items()} for row in completion.logprobs
+        ]
+        result |= {"logprobs": tokens, "cumulative_logprob": completion.cumulative_logprob}
+    return result

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Literal
 
@@ -11,40 +12,59 @@ from rich.text import Text
 
 import specdec
 from specdec.arguments import from_mapping
-from specdec.cli.as_json import as_json
 from specdec.cli.before_torch import check_models
-from specdec.cli.choices import GenerateOptions, Sampling
+from specdec.cli.choices import ChatOptions, GenerateOptions
 from specdec.cli.drafts_view import DraftsView
-from specdec.cli.figures import figures, warning
-from specdec.cli.headline import say_what_runs
-from specdec.cli.options import STANDARD_INPUT, read_input
-from specdec.cli.speculation import draft_of, refuse_greedy
-from specdec.cli.wording import Wording
-from specdec.cli.writers import DraftsWriter, NoWriter, TextWriter, Writer
+from specdec.cli.figures import as_json, note_seed, report, say_what_runs
+from specdec.cli.readers import STANDARD_INPUT, read_input
 from specdec.options import EngineOptions
 from specdec.requests.intake import NewRequest
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
-from specdec.requests.pieces import whole_output
+from specdec.requests.pieces import Pieces, whole_output
 from specdec.requests.request import Request
+
+# shows what is new after a step; True: nothing will follow
+Writer = Callable[[bool], None]
 
 
 def run_generate(options: GenerateOptions) -> None:
-    """Load, generate, print."""
-    params = sampling_params(options.sampling)
-    refuse_greedy(options.speculation, params.temperature)
+    """Load, generate, print; exit code 2 if a sample ended in an error."""
+    params = sampling_params(options)
     _check_output(options, params)
     prompt = read_prompt(options)
     engine: EngineOptions = {"max_num_seqs": min(params.n, 64), **options.engine}
-    check_models(options.target, draft_of(options.speculation), engine)
+    check_models(options.target, options.speculation, engine)
     llm = specdec.LLM(options.target, speculative_config=options.speculation, **engine)
     say_what_runs(llm)
     note_seed(options.sampling.seed, params.temperature)
-    output = _write(llm, prompt, params, options)
-    advice = warning(output, options.target, draft_of(options.speculation))
-    if advice is not None:
-        print(advice, file=sys.stderr)
-    leave_on_error(output, options.wording)
+    output = _generated(llm, prompt, params, options)
+    if options.json:
+        print(json.dumps(as_json(llm, output, options.show_drafts)))
+    elif params.n > 1:
+        for number, completion in enumerate(output.outputs, start=1):
+            print(f"--- sample {number} of {params.n} ---\n{completion.text}")
+    if report(output, options, has_figures=not options.json):
+        raise SystemExit(2)
+
+
+def sampling_params(options: GenerateOptions | ChatOptions) -> SamplingParams:
+    """Collect the parameters that were given. Refuse options that greedy decoding ignores."""
+    values = asdict(options.sampling)
+    given = {name: value for name, value in values.items() if value is not None}
+    if given["temperature"] == 0:
+        for name in ("top_p", "top_k", "min_p"):
+            if name in given:
+                option = f"--{name.replace('_', '-')} {given[name]}"
+                advice = "which takes the best token: give --temperature too"
+                raise ValueError(f"{option} with --temperature 0, {advice}")
+        if options.speculation is not None and options.speculation.acceptance != "exact":
+            raise ValueError(
+                f"--acceptance {options.speculation.acceptance} with --temperature 0, where drafts "
+                "are accepted if they are the best tokens: give --temperature too, or leave "
+                "--acceptance out"
+            )
+    return from_mapping(SamplingParams, given)
 
 
 def _check_output(options: GenerateOptions, params: SamplingParams) -> None:
@@ -75,107 +95,54 @@ def read_prompt(options: GenerateOptions) -> str:
     return read_input("prompt")
 
 
-def sampling_params(sampling: Sampling) -> SamplingParams:
-    """Collect the parameters that were given. Refuse those that greedy decoding ignores."""
-    given = {name: value for name, value in asdict(sampling).items() if value is not None}
-    for name in ("top_p", "top_k", "min_p"):
-        if name in given and given["temperature"] == 0:
-            option = f"--{name.replace('_', '-')} {given[name]}"
-            raise ValueError(
-                f"{option} with --temperature 0, which takes the best token: give --temperature too"
-            )
-    return from_mapping(SamplingParams, given)
-
-
-def note_seed(seed: object, temperature: float) -> None:
-    """Say that greedy decoding draws nothing; scripts written for vLLM give a seed anyway."""
-    if seed is not None and temperature == 0:
-        print("seed has no effect at temperature 0", file=sys.stderr)
-
-
-def _write(
+def _generated(
     llm: "specdec.LLM", prompt: str, params: SamplingParams, options: GenerateOptions
 ) -> RequestOutput:
-    """Write one sample as its rounds commit; several samples or JSON once all are finished."""
-    if _is_text(options, params):
-        _echo_prompt(prompt)
-    output = _run(llm, prompt, params, options)
-    if options.json:
-        print(json.dumps(as_json(llm, output, options.show_drafts)))
-        return output
-    if params.n > 1:
-        for number, completion in enumerate(output.outputs, start=1):
-            print(f"--- sample {number} of {params.n} ---\n{completion.text}")
-    _report(output, params)
-    return output
-
-
-def _is_text(options: GenerateOptions, params: SamplingParams) -> bool:
-    """Say whether the text is written as it comes."""
-    return not (options.json or options.show_drafts or params.n > 1)
-
-
-def _run(
-    llm: "specdec.LLM", prompt: str, params: SamplingParams, options: GenerateOptions
-) -> RequestOutput:
-    """Return the finished output. Ctrl-C prints the figures so far, except as JSON."""
+    """Write one sample as its rounds commit. Ctrl-C prints the figures so far, except as JSON."""
     [request] = llm.engine.add_requests([NewRequest(prompt=prompt, params=params)])
     room = request.rules.max_tokens
     if params.max_tokens is not None and room < params.max_tokens:
         cut = f"--max-tokens {params.max_tokens}: {room} tokens fit after the prompt"
         print(cut, file=sys.stderr)
-    writer = _writer(llm, request, params, options)
+    write = _writer(llm, request, options)
     try:
         while not request.is_finished:
             llm.engine.step()
-            writer.write()
+            write(False)
     except KeyboardInterrupt:
         output = whole_output(request)
         output.finished = False
-        writer.end()
+        write(True)
         if not options.json:
-            _report(output, params)
+            report(output, options)
         raise
-    writer.end()
+    write(True)
     return whole_output(request)
 
 
-def _writer(
-    llm: "specdec.LLM", request: Request, params: SamplingParams, options: GenerateOptions
-) -> Writer:
-    if _is_text(options, params):
-        return TextWriter(request)
-    if options.json or params.n > 1:
-        return NoWriter()
+def _writer(llm: "specdec.LLM", request: Request, options: GenerateOptions) -> Writer:
+    if options.json or request.params.n > 1:  # all of it is printed once the request has ended
+        return lambda is_over: None
     console = new_console()
-    prompt = request.prompt if console.is_terminal else None
-    return DraftsWriter(request, llm.tokenizer, DraftsView(console, prompt))
+    if options.show_drafts:
+        prompt = request.prompt if console.is_terminal else None
+        return DraftsView(console, prompt).following(request, llm.tokenizer)
+    pieces = Pieces(request)
+    # the prompt comes before its continuation on a terminal; a pipe gets the text alone
+    errors = new_console(stderr=True)
+    if errors.is_terminal and sys.stdout.isatty():
+        errors.print(Text(request.prompt or "", style="dim"), end="")
 
+    def write(is_over: bool) -> None:
+        for piece in pieces.new():
+            print(piece.text, end="", flush=True)
+        if is_over:
+            print(flush=True)
 
-def _report(output: RequestOutput, params: SamplingParams) -> None:
-    """Print the seed, if one was used, and the figures."""
-    if output.seed is not None and params.temperature > 0:
-        print(f"seed {output.seed}", file=sys.stderr)
-    print(figures(output), file=sys.stderr)
-
-
-def _echo_prompt(prompt: str) -> None:
-    """Print the prompt before its continuation on a terminal; a pipe gets the text alone."""
-    console = new_console(stderr=True)
-    if console.is_terminal and sys.stdout.isatty():
-        console.print(Text(prompt, style="dim"), end="")
+    return write
 
 
 def new_console(stderr: bool = False) -> Console:
     """Make a console, without escape sequences if NO_COLOR is set; rich would keep bold, dim."""
     system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     return Console(stderr=stderr, highlight=False, soft_wrap=True, color_system=system)
-
-
-def leave_on_error(output: RequestOutput, wording: Wording) -> None:
-    """Leave with exit code 2 if a sample ended in an error, whatever part of it was written."""
-    endings = [each for each in output.outputs if each.finish_reason == "error"]
-    for ending in endings:
-        print(f"specdec: error: {wording.text(str(ending.stop_reason))}", file=sys.stderr)
-    if endings:
-        raise SystemExit(2)

@@ -1,6 +1,8 @@
 """`specdec serve`: an engine that answers OpenAI's API, until Ctrl-C or SIGTERM."""
 
 import json
+import logging
+import os
 import shlex
 import sys
 from functools import partial
@@ -8,8 +10,7 @@ from socket import socket
 
 from specdec.cli.choices import ServeOptions
 from specdec.cli.errors import set_up_logging
-from specdec.cli.headline import say_what_runs
-from specdec.cli.serve import server_options, set_up_server_logging
+from specdec.cli.figures import say_what_runs
 from specdec.serve.engine_process import EngineStart
 from specdec.serve.http.gate import LOOPBACK
 from specdec.serve.http.options import ServerOptions
@@ -18,9 +19,12 @@ from specdec.serve.process_llm import ProcessLLM
 from specdec.serve.worker_process import WorkerProcess
 
 
-def run_server(options: ServeOptions, address: socket, worker: WorkerProcess) -> None:
+def run_server(
+    options: ServeOptions, chosen: ServerOptions, address: socket, worker: WorkerProcess
+) -> None:
     """Load and serve at an address that was taken. worker: the process for the engine."""
-    chosen, port = server_options(options), address.getsockname()[1]
+    set_up_server_logging(options.log_format)
+    port = address.getsockname()[1]
     start = EngineStart(
         model=options.target,
         speculative_config=options.speculation,
@@ -40,6 +44,31 @@ def _set_up_engine(log_format: str) -> None:
     """Set up logging in the engine's process."""
     set_up_logging()
     set_up_server_logging(log_format)
+
+
+def set_up_server_logging(log_format: str) -> None:
+    """Show the server's own lines unless SPECDEC_LOG says otherwise."""
+    if "SPECDEC_LOG" not in os.environ:
+        logging.getLogger("specdec.serve").setLevel(logging.INFO)
+    if log_format == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonLines())
+
+
+class JsonLines(logging.Formatter):
+    """Formats each record as a line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Give time in seconds, level, logger, message, and the traceback if there is one."""
+        found = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info is not None:
+            found["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(found)
 
 
 def _say_what_is_special(options: ServerOptions, server: Server) -> None:

@@ -36,7 +36,7 @@ def choose_threads(runner: Runner) -> None:
 
 
 def steps_of(runner: Runner) -> list[Step]:
-    """What is timed: a part of the largest product, and of a small model a round of padding.
+    """Make what is timed: a part of the largest product, and of a small model a round of padding.
 
     The product goes first: on a busy machine a round of several threads may take seconds.
     """
@@ -52,10 +52,9 @@ def steps_of(runner: Runner) -> list[Step]:
 
 
 def fastest(steps: Sequence[Step], counts: Sequence[int]) -> int:
-    """The first of the counts, unless a later one is clearly faster in every step."""
+    """Choose the first of the counts, unless a later one is clearly faster in every step."""
     share = SECONDS / len(counts) / len(steps)
-    best = counts[0]
-    least = [median_seconds(step, best, share) for step in steps]
+    best, least = counts[0], [median_seconds(step, counts[0], share) for step in steps]
     for count in counts[1:]:
         times: list[float] = []
         for step, limit in zip(steps, least, strict=True):
@@ -63,13 +62,12 @@ def fastest(steps: Sequence[Step], counts: Sequence[int]) -> int:
             if times[-1] >= GAIN * limit:
                 break
         else:
-            best = count
-            least = times
+            best, least = count, times
     return best
 
 
 def median_seconds(step: Step, count: int, seconds: float) -> float:
-    """Of a step with this many threads, measured for about as long as `seconds`."""
+    """Time a step with this many threads, for about as long as `seconds`."""
     torch.set_num_threads(count)
     times: list[float] = []
     end = time.perf_counter() + seconds

@@ -1,16 +1,16 @@
 """`specdec tune`: measure the tiles of a model's products on this GPU, for the user's own table."""
 
 import json
-from collections.abc import Iterator
 
 import torch
 
+from specdec.cli.choices import TuneOptions
 from specdec.kernels.tables import user_file
 from specdec.kernels.tile_shapes import TABLE_DTYPES, Product
 from specdec.kernels.tiles import choose_splits, gpu_name, source_of
 from specdec.models.products import products_of
+from specdec.start.device import home_relative
 from specdec.start.locate import locate
-from specdec.start.tile_sources import home_relative
 from specdec.tune.gpu_clock import GpuClock
 from specdec.tune.report import HEAD, as_json, table
 from specdec.tune.search import Measured, Tuning
@@ -21,35 +21,42 @@ from weights.report import Log
 from weights.target import resolve_target
 
 
-def run_tune(target: str, draft: str | None, dtype: str, again: bool, in_json: bool) -> None:
-    """Measure what neither table knows; again: everything."""
+def run_tune(options: TuneOptions) -> None:
+    """Measure what neither table knows, or everything."""
     if not torch.cuda.is_available():
         raise ValueError("tune measures on an NVIDIA GPU, and torch sees none here")
     device = torch.device("cuda", torch.cuda.current_device())
-    gpu = gpu_name(device)
-    products = products_of_pair(target, draft, dtype)
+    gpu, file = gpu_name(device), user_file()
+    products = products_of_pair(options.target, options.draft, options.dtype)
     tuning = Tuning(
         clock=GpuClock(device),
         gpu=gpu,
-        file=user_file(),
+        file=file,
         splits_of=lambda product: (choose_splits(product, gpu),),
-        again=again,
+        again=options.again,
     )
     wanted = tuning.missing(products)
-    if not again:
+    if not options.again:
         wanted = [p for p in wanted if source_of(p, gpu) != "shipped"]
-    found = list(_measured(tuning, wanted, in_json))
-    if in_json:
+    found: list[Measured] = []
+    with bar(total=len(wanted), desc="products") as progress:
+        for measured in tuning.run(wanted):
+            if not options.json:  # a table that grows
+                head = "" if found else f"{HEAD}   (microseconds)\n"
+                progress.write(head + table(measured))
+            found.append(measured)
+            progress.update()
+    if options.json:
         rows = [as_json(each) for each in found]
-        print(json.dumps({"gpu": gpu, "file": str(user_file()), "products": rows}))
+        print(json.dumps({"gpu": gpu, "file": str(file), "products": rows}))
         return
     known = len(products) - len(wanted)
     rest = f"; {known} were known (--again measures them too)" if known else ""
-    print(f"{len(found)} products measured for {gpu}, in {home_relative(user_file())}{rest}")
+    print(f"{len(found)} products measured for {gpu}, in {home_relative(file)}{rest}")
 
 
 def products_of_pair(target: str, draft: str | None, dtype: str) -> list[Product]:
-    """From configs and headers alone; no weight is read. dtype auto: as the target is stored."""
+    """Read configs and headers alone, no weight. dtype auto: as the target is stored."""
     reader = Reader(locate(target, "target"))
     config = resolve_target(reader, Log())
     reader.problems.raise_if_any()
@@ -62,15 +69,3 @@ def products_of_pair(target: str, draft: str | None, dtype: str) -> list[Product
         eagle = resolve_eagle(reader, config, None, Log()).config
         reader.problems.raise_if_any()
     return products_of(config, eagle, name)
-
-
-def _measured(tuning: Tuning, products: list[Product], in_json: bool) -> Iterator[Measured]:
-    """Print a table that grows, unless JSON is wanted."""
-    head = f"{HEAD}   (microseconds)\n"
-    with bar(total=len(products), desc="products") as progress:
-        for measured in tuning.run(products):
-            if not in_json:
-                progress.write(head + table(measured))
-            head = ""
-            progress.update()
-            yield measured

@@ -3,20 +3,28 @@
 import json
 
 import specdec
-from specdec.cli.agreement import Agreement, measure_agreement
+from specdec.cli.agreement import Agreement, Verdict, judge, measure_agreement
 from specdec.cli.before_torch import check_models
 from specdec.cli.choices import VerifyOptions
-from specdec.cli.figures import COLUMNS
-from specdec.cli.generate import note_seed
-from specdec.cli.headline import say_what_runs
-from specdec.cli.speculation import speculation_of
-from specdec.cli.verdict import HEALTHY, SOURCES, Verdict, judge
+from specdec.cli.command import speculation_of
+from specdec.cli.figures import COLUMNS, note_seed, say_what_runs
 from specdec.requests.chat_format import ChatFormat
 from specdec.requests.tokenizer import Tokenizer
 from weights.report import wrapped
 
 NUM_KV_BLOCKS = 256  # enough for many short requests
-
+# how often draft i is accepted if all before it are
+HEALTHY = {
+    "demo EAGLE-3": (0.69, 0.71, 0.73, 0.73, 0.77),
+    "demo EAGLE-1": (0.82, 0.80, 0.83),
+    "public EAGLE-3": (0.83, 0.75, 0.79, 0.65, 0.66),
+}
+SOURCES = (
+    "demo: accepted in rounds over 24 prompts, from weights/demo/README.md",
+    "public: from the acceptance lengths on HumanEval on the card",
+    "    of RedHatAI/",
+    "    Llama4-Maverick-17B-128E-Instruct-speculator.eagle3",
+)
 CODE_STARTS = (
     'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n',
     "import argparse\nimport json\nimport os\n\n\ndef main():\n"
@@ -35,12 +43,10 @@ QUESTIONS = (
 
 def run_verify(options: VerifyOptions) -> None:
     """Load, check, print; exit code 1 if the draft does not work."""
-    if options.num_speculative_tokens < 1:
-        raise ValueError(
-            f"--num-speculative-tokens {options.num_speculative_tokens}: a draft that proposes "
-            "nothing cannot be checked; give at least 1"
-        )
     K = options.num_speculative_tokens
+    if K < 1:
+        reason = "a draft that proposes nothing cannot be checked; give at least 1"
+        raise ValueError(f"--num-speculative-tokens {K}: {reason}")
     chosen = {"num_speculative_tokens": K, "adaptive": False, **options.draft_options}
     speculation = speculation_of({"model": options.draft, **chosen})
     engine = options.engine
@@ -52,7 +58,7 @@ def run_verify(options: VerifyOptions) -> None:
     note_seed(engine.get("seed"), temperature=0)
     agreement = measure_agreement(llm, check_prompts(llm), options.max_tokens)
     verdict = judge(agreement)
-    print(json.dumps(as_json(agreement, verdict)) if options.json else report(agreement, verdict))
+    print(json.dumps(_as_json(agreement, verdict)) if options.json else _text(agreement, verdict))
     if not verdict.works:
         raise SystemExit(1)
 
@@ -79,12 +85,11 @@ def tells_roles_apart(tokenizer: Tokenizer) -> bool:
     return both == added or not alone.endswith(added)
 
 
-def report(agreement: Agreement, verdict: Verdict) -> str:
+def _text(agreement: Agreement, verdict: Verdict) -> str:
     """Write agreement per position as aligned lines of 60 columns, and the verdict."""
     mean = agreement.acceptance.mean_acceptance_length
     length = "none" if mean is None else f"{mean:.2f}"
-    num_repeated = agreement.num_repeated
-    num_positions = agreement.num_agreeing[0]
+    repeated = f"{agreement.num_repeated} of {agreement.num_agreeing[0]} positions"
     sources, drafts = zip(*(name.split() for name in HEALTHY), strict=True)
     lines = [
         "How often draft i equals the target's text, where drafts",
@@ -98,10 +103,12 @@ def report(agreement: Agreement, verdict: Verdict) -> str:
             f"{_percent(rates[i] if i < len(rates) else None):>10}" for rates in HEALTHY.values()
         )
         lines.append(f"{i + 1:>8}{_percent(rate):>12}{agreement.num_agreeing[i]:>6}{healthy}")
-    lines += ["", *SOURCES, ""]
     said = [
+        "",
+        *SOURCES,
+        "",
         f"acceptance length while the text was written: {length}",
-        f"the target repeats its own text at {num_repeated} of {num_positions} positions",
+        f"the target repeats its own text at {repeated}",
         f"{'' if verdict.works else 'WARNING: '}{verdict.text}",
         *(f"  - {cause}" for cause in verdict.causes),
     ]
@@ -112,8 +119,7 @@ def _percent(rate: float | None) -> str:
     return "-" if rate is None else f"{rate:.0%}"
 
 
-def as_json(agreement: Agreement, verdict: Verdict) -> dict[str, object]:
-    """Collect the figures of the report for programs."""
+def _as_json(agreement: Agreement, verdict: Verdict) -> dict[str, object]:
     return {
         "works": verdict.works,
         "verdict": verdict.text,

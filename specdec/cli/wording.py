@@ -5,6 +5,7 @@ Advice about an argument that the command has no option for is left out.
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from weights.errors import CheckpointError
 
@@ -17,19 +18,21 @@ PYTHON_ONLY = (
     (r"num_kv_blocks=(\d+): raise num_kv_blocks, or lower", r"there are \1: lower"),
 )
 LENGTH = "max_model_len"
-RAISE_LENGTH = ", or raise max_model_len"
 
 
+@dataclass(frozen=True, slots=True)
 class Wording:
-    """options: by the name of the argument that each sets. has_length: --max-model-len is given."""
+    """Knows the options of a command, by the argument that each sets.
 
-    def __init__(self, options: Mapping[str, str], has_length: bool) -> None:
-        self._options = options
-        self._has_length = has_length
+    has_length: --max-model-len is given. If not, the length is the longest there is.
+    """
+
+    options: Mapping[str, str]
+    has_length: bool = False
 
     @staticmethod
     def of(params: Iterable[object], has_length: bool) -> "Wording":
-        """The words of a command with these parameters."""
+        """Make the words of a command with these parameters."""
         options = {}
         for param in params:
             name = getattr(param, "name", "")
@@ -41,32 +44,29 @@ class Wording:
         return Wording(options, has_length)
 
     def line(self, error: Exception) -> str:
-        """An error in one line, unless it lists several problems of a checkpoint."""
-        if isinstance(error, CheckpointError):
-            if len(error.problems) == 1:
-                problem = self._with_length(error.problems[0])
-                return f"{error.directory}: {problem}; nothing loaded"
+        """Word an error in one line, unless it lists several problems of a checkpoint."""
+        if not isinstance(error, CheckpointError):
+            return self.text(re.sub(r"\s*\n\s*", " ", str(error)))
+        if len(error.problems) > 1:
             return str(error)
-        return self.text(re.sub(r"\s*\n\s*", " ", str(error)))
-
-    def _with_length(self, problem: str) -> str:
-        """A problem of a checkpoint, whose keys are no options; only a length may be advised."""
-        option = self._options.get(LENGTH)
-        return problem if option is None else _with_option(problem, LENGTH, option)
+        # it names keys of the checkpoint, which are no options; only a length may be advised
+        problem, option = error.problems[0], self.options.get(LENGTH)
+        problem = problem if option is None else _with_option(problem, LENGTH, option)
+        return f"{error.directory}: {problem}; nothing loaded"
 
     def text(self, text: str) -> str:
-        """A message about options."""
+        """Word a message about options."""
         for pattern, words in PYTHON_ONLY:
             text = re.sub(pattern, words, text)
-        if not self._has_length:  # the length is the target's own, the longest there is
-            text = text.replace(RAISE_LENGTH, "")
-        for name, option in self._options.items():
+        if not self.has_length:
+            text = text.replace(f", or raise {LENGTH}", "")
+        for name, option in self.options.items():
             text = _with_option(text, name, option)
         return text
 
 
 def _with_option(text: str, name: str, option: str) -> str:
-    """name=value becomes `--name value`, and name=True `--name`; a bare name only if it has a _."""
+    """Write name=value as `--name value`, name=True as `--name`; a bare name only if it has a _."""
     begin = rf"(?<![\w./-]){name}"
     text = re.sub(rf"{begin}=True\b", option, text)
     text = re.sub(rf"{begin}=", f"{option} ", text)

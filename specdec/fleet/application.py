@@ -5,9 +5,6 @@
 What the application checks (the Host, the key, codings, health checks) holds here too. The size of
 heads, URLs and trailers, deadlines, the number of connections and the framing of answers are those
 of Ray's proxy, not of serve/http/connection.py: open it to others through a load balancer only.
-
-Plain Serve, since the request types of Ray Serve LLM, and with them its router by prefix, need
-another engine's package.
 """
 
 import inspect
@@ -19,7 +16,7 @@ from starlette.applications import Starlette
 
 from specdec.arguments import refuse_unknown
 from specdec.config import EngineConfig
-from specdec.fleet.engine_args import EngineArgs
+from specdec.fleet.stage import EngineArgs
 from specdec.from_vllm import ENGINE
 from specdec.options import EngineOptions
 
@@ -56,14 +53,11 @@ def build_app(args: dict[str, object]) -> serve.Application:
     ValueError for what cannot be.
     """
     refuse_unknown("build_app", args, NAMES | set(EngineConfig.__dataclass_fields__), ENGINE)
-    if not isinstance(args.get("model"), str):
-        raise ValueError(f"model={args.get('model')!r}: give a directory, a hub id, or demo")
-    engine = {name: args[name] for name in args if name not in NAMES}
     engine_args = EngineArgs(
-        model=str(args["model"]),
-        speculative_config=_mapping(args, "speculative_config") or None,
-        engine=cast(EngineOptions, engine),
-        server=_mapping(args, "server"),
+        cast(str, args.get("model")),
+        _mapping(args, "speculative_config") or None,
+        cast(EngineOptions, {name: args[name] for name in args if name not in NAMES}),
+        _mapping(args, "server"),
     )
     options = _deployment(engine_args, _mapping(args, "deployment"))
     return serve.deployment(EngineReplica, **options).bind(engine_args)
@@ -77,16 +71,11 @@ def _mapping(args: Mapping[str, object], name: str) -> dict[str, object]:
 
 
 def _deployment(args: EngineArgs, given: dict[str, object]) -> dict[str, object]:
-    """Return the arguments of serve.deployment."""
     refuse_unknown("deployment", given, DEPLOYMENT)
     actor = {"num_gpus": args.num_gpus, **_mapping(given, "ray_actor_options")}
-    options: dict[str, object] = {
-        "name": "specdec",
-        "max_ongoing_requests": 2 * args.max_num_seqs,
-        **given,
-        "ray_actor_options": actor,
-    }
+    most = EngineConfig(**args.engine).max_num_seqs
+    options: dict[str, object] = {"name": "specdec", "max_ongoing_requests": 2 * most, **given}
     if "num_replicas" not in given:
         scaling = _mapping(given, "autoscaling_config")
-        options["autoscaling_config"] = {"target_ongoing_requests": args.max_num_seqs, **scaling}
-    return options
+        options["autoscaling_config"] = {"target_ongoing_requests": most, **scaling}
+    return {**options, "ray_actor_options": actor}

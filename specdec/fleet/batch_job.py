@@ -13,8 +13,7 @@ import ray
 import ray.data
 from ray.exceptions import RayError
 
-from specdec.fleet.engine_args import EngineArgs
-from specdec.fleet.stage import EngineStage
+from specdec.fleet.stage import EngineArgs, EngineStage
 from specdec.serve.http.batch import Answered, BatchLine, BatchStopped
 from specdec.serve.http.errors import as_json
 
@@ -28,7 +27,12 @@ def connected(address: str) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # an error reaches the caller as an exception
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    _check_reachable(address)
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in host:
+        try:  # for a moment: Ray itself would try for many minutes
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise ValueError(f"--ray {address}: {error}; give a cluster's address") from error
     with redirect_stdout(sys.stderr):  # Ray prints what happens to its workers
         try:
             ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="error")
@@ -38,16 +42,6 @@ def connected(address: str) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
-
-
-def _check_reachable(address: str) -> None:
-    """Try the address for a moment: Ray itself would try for many minutes."""
-    host, colon, port = address.rpartition(":")
-    if colon and port.isdecimal() and "/" not in host:
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-        except (OSError, OverflowError) as error:
-            raise ValueError(f"--ray {address}: {error}; give a cluster's address") from error
 
 
 def num_gpus() -> int:
@@ -68,9 +62,8 @@ def answer_lines(
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
-    rows = ray.data.from_items(
-        [{"text": _text(line)} for line in lines], override_num_blocks=num_batches
-    )
+    texts = [{"text": _text(line)} for line in lines]
+    rows = ray.data.from_items(texts, override_num_blocks=num_batches)
     answers = rows.map_batches(
         EngineStage,
         fn_constructor_args=(args.model, args.speculative_config),
@@ -87,7 +80,6 @@ def answer_lines(
 
 
 def _text(line: BatchLine) -> str:
-    assert line.problem is None, line
     body: Mapping[str, object] = json.loads(line.body)
     given = {"custom_id": line.custom_id, "method": "POST", "url": line.url, "body": body}
     return as_json(given).decode()

@@ -26,7 +26,7 @@ from specdec.requests.guide import Guide
 from specdec.requests.request import Request
 from specdec.scheduling.work import Work
 from specdec.stepping.results import PendingResult
-from specdec.stepping.row_masks import RowMasks
+from specdec.stepping.step_sizes import RowMasks
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,8 +129,7 @@ class Sampler:
     def _paths(self, num_verify_rows: int, num_decided: int) -> Tensor:
         """Return the paths by decided row: of trees, then of prompts, each of which is a root."""
         R = num_verify_rows
-        tree = self.buffers.tree
-        assert tree is not None, "buffers of an engine that drafts chains"
+        tree = self.buffers.of_trees
         path_TD = tree.path_rows.new_full((num_decided, tree.path_rows.shape[1]), -1)
         path_TD[:R] = tree.path_rows[:R]
         path_TD[R:, 0] = torch.arange(R, num_decided, device=path_TD.device)
@@ -138,8 +137,7 @@ class Sampler:
 
     def _kept_rows(self, step: Step) -> Tensor:
         """List decided rows: of accepted paths, max_num_sampled a slot, then those of prompts."""
-        tree = self.buffers.tree
-        assert tree is not None, "buffers of an engine that drafts chains"
+        tree = self.buffers.of_trees
         R = step.num_verify_rows
         path_BQ = tree.walked[: step.num_verified, : step.max_num_sampled]
         first_B1 = torch.arange(0, R, step.query_len, device=path_BQ.device)[:, None]

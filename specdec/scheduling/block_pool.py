@@ -14,7 +14,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-from specdec.sizes import BLOCK_SIZE
+from specdec.requests.request import Request
+from specdec.scheduling.work import PromptPart
+from specdec.sizes import BLOCK_SIZE, EngineSizes
 
 NO_PREFIX = b""
 
@@ -90,6 +92,77 @@ class BlockPool:
         return block
 
 
+class RequestBlocks:
+    """The blocks of requests: how many one needs, those it takes, and prefixes that are shared.
+
+    use_prefix_cache: start prompts from published blocks, and publish blocks that are whole
+    """
+
+    def __init__(self, pool: BlockPool, sizes: EngineSizes, use_prefix_cache: bool) -> None:
+        self._pool = pool
+        self._sizes = sizes
+        self._use_prefix_cache = use_prefix_cache
+
+    def needed(self, request: Request) -> int:
+        """Blocks for a request's longest possible context and the drafts of its last round."""
+        return _num_blocks(self._max_slots(request))
+
+    def for_round(self, request: Request, num_tokens: int) -> int:
+        """Blocks for `num_tokens` tokens, the rows of a round and the drafts for the next one."""
+        num_slots = num_tokens + 2 * request.num_speculative_tokens
+        return _num_blocks(min(num_slots, self._max_slots(request)))
+
+    def _max_slots(self, request: Request) -> int:
+        num_tokens = len(request.prompt_token_ids) + request.rules.max_tokens
+        return min(num_tokens + request.num_speculative_tokens, self._sizes.max_model_len)
+
+    def take(self, request: Request, count: int) -> list[tuple[int, int, int]]:
+        """Give a request further blocks; returns the state updates."""
+        first = len(request.blocks)
+        blocks = self._pool.allocate(count)
+        request.blocks += blocks
+        return [(request.state_row, first + i, block) for i, block in enumerate(blocks)]
+
+    def reserve(self, request: Request) -> list[tuple[int, int, int]]:
+        """Take all blocks that a running request can ever need; returns the state updates."""
+        return self.take(request, self.needed(request) - len(request.blocks))
+
+    def cached(self, request: Request, context: list[int]) -> list[int]:
+        """Blocks that hold the beginning of a context; none if logprobs need all of it computed."""
+        needs_logprobs = request.params.prompt_logprobs is not None and not request.token_ids
+        if not self._use_prefix_cache or needs_logprobs:
+            return []
+        # at least one token is left to compute
+        count = num_whole_blocks(len(context) - bool(request.token_ids))
+        self._make_keys(request, count)
+        return self._pool.find(request.keys[:count])
+
+    def publish(self, request: Request, part: PromptPart | None) -> None:
+        """Publish the blocks that are whole by now. part: of its prompt, else after a round.
+
+        Rounds without drafts for a request may skip the draft's cache, so they do not count.
+        """
+        if part is not None:
+            request.num_valid = part.start + part.length
+        elif request.num_speculative_tokens or not self._sizes.num_speculative_tokens:
+            request.num_valid = request.num_tokens - 1
+        if not self._use_prefix_cache:
+            return
+        count = min(request.num_valid // BLOCK_SIZE, num_whole_blocks(request.num_tokens))
+        if count <= request.num_published:
+            return
+        self._make_keys(request, count)
+        for i in range(request.num_published, count):
+            self._pool.publish(request.blocks[i], request.keys[i])
+        request.num_published = count
+
+    def _make_keys(self, request: Request, count: int) -> None:
+        for i in range(len(request.keys), count):
+            before = request.keys[i - 1] if i else NO_PREFIX
+            tokens = request.tokens(i * BLOCK_SIZE, (i + 1) * BLOCK_SIZE + 1)
+            request.keys.append(block_key(before, tokens))
+
+
 def block_key(before: bytes, tokens: Sequence[int]) -> bytes:
     """before: key of the previous block, or NO_PREFIX. tokens: the block's, and the next token."""
     assert len(tokens) == BLOCK_SIZE + 1, len(tokens)
@@ -99,3 +172,7 @@ def block_key(before: bytes, tokens: Sequence[int]) -> bytes:
 def num_whole_blocks(num_tokens: int) -> int:
     """Count the blocks that have a key once the first `num_tokens` tokens are known."""
     return max(num_tokens - 1, 0) // BLOCK_SIZE
+
+
+def _num_blocks(num_slots: int) -> int:
+    return -(-num_slots // BLOCK_SIZE)

@@ -72,7 +72,6 @@ class Calibration:
                     self._is_new[kind, level] = True
 
     def fit(self) -> None:
-        """Fit the levels that have new observations."""
         if not self._is_new.any():
             return
         coefficients = self.coefficients.copy()

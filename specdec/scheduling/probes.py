@@ -33,7 +33,6 @@ class Probes:
         self.num_probes = 0
 
     def again(self) -> None:
-        """Probe in the next round."""
         self._num_since = PROBE_EVERY
         self._num_idle = 0
 
@@ -77,7 +76,6 @@ class KindProbes:
         self.reset()
 
     def reset(self) -> None:
-        """Start again after another kind was chosen."""
         self._num_since = 0
 
     def is_due(self, loss: float) -> bool:

@@ -67,7 +67,6 @@ class RoundHistory:
 
     @property
     def num_pending(self) -> int:
-        """Count the rounds that wait for `merge`."""
         return len(self._pending)
 
     def add(self, outcome: RoundOutcome) -> None:

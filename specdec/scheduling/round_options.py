@@ -88,7 +88,6 @@ class StepOptions:
         )
 
     def less(self, ms: float) -> "StepOptions":
-        """Subtract this many milliseconds from each step."""
         return replace(self, ms=self.ms - ms, plain_ms=max(self.plain_ms - ms, 0.0))
 
     def best_rows(self, num_live: int, next_levels: int, rate: float) -> int:
@@ -185,7 +184,6 @@ class RoundOptions:
         return next((levels for levels in fewer if is_near[levels]), most)
 
     def levels_at(self, rate: float, keys_ms: float) -> int:
-        """Choose the levels that bring the most beyond what their time is worth at `rate`."""
         tokens, ms = self._at(rate)
         return int((tokens - rate * (ms + keys_ms)).argmax())
 

@@ -136,13 +136,11 @@ class PlannerStatistics:
     measured_ms: float = 0.0
 
     def since(self, earlier: "PlannerStatistics") -> "PlannerStatistics":
-        """Subtract earlier sums."""
         names = [field.name for field in fields(self)]
         return PlannerStatistics(**{n: getattr(self, n) - getattr(earlier, n) for n in names})
 
     @property
     def round_tokens(self) -> dict[str, int]:
-        """Sum the tokens of rounds that had drafts and a prediction."""
         return {"predicted": round(self.predicted_tokens), "measured": self.measured_tokens}
 
     @property
@@ -220,7 +218,6 @@ class RowPlanner:
 
     @property
     def num_fits(self) -> int:
-        """Count how often the calibration changed."""
         return self._history.calibration.num_fits
 
     @property
@@ -281,7 +278,6 @@ class RowPlanner:
         return RoundPlan(num_rows, levels)
 
     def _num_rows(self, step: StepOptions, coming: NextRound, rate: float) -> int:
-        """That verify the drafts there are."""
         num_live, (num_requests, num_drafting) = coming.num_live_levels, coming.requests
         if num_live == 0:
             return int(step.rows[0])
@@ -291,7 +287,6 @@ class RowPlanner:
         return self._probes.rows(step.rows, num_rows, num_requests, num_drafting * num_live)
 
     def observe_plain(self, num_requests: int) -> None:
-        """Count a round in which there were no drafts."""
         self._count(num_requests, 0, 0, None)
 
     def observe(self, outcome: RoundOutcome, has_time: bool = True) -> None:
@@ -353,7 +348,6 @@ class RowPlanner:
             self._learn(num_drafting, is_probe)
 
     def observe_time(self, step: StepSize, ms: float) -> None:
-        """Learn how long a step took."""
         predicted = self._step_ms(step)
         if predicted <= 0:
             return
@@ -417,11 +411,9 @@ class RowPlanner:
                 self._know_nothing()
 
     def _know_nothing(self) -> None:
-        """Forget the curves until chains are seen again."""
         self._curves = self._tree_curves = None
 
     def _forget(self) -> None:
-        """Drop all that is known of the draft."""
         self._history.forget()
         self._of_few.clear()
         self._num_rounds = self._next_fit = 1
@@ -454,7 +446,6 @@ class RowPlanner:
         return tokens / max(ms + keys_ms, 1e-6)
 
     def _trees_of(self, num_requests: int) -> tuple[int, TreeRounds]:
-        """The levels of their trees, and what is known of these."""
         assert self._costs.tree is not None, "costs of chains"
         num_levels = self._costs.tree.shape.of(num_requests).num_levels
         if num_levels not in self._trees:
@@ -462,7 +453,6 @@ class RowPlanner:
         return num_levels, self._trees[num_levels]
 
     def _estimate_anew(self, num_drafting: int) -> None:
-        """Estimate what this many requests bring, by the rounds known now."""
         path_probs, own_paths = self._history.path_probs(_entries(num_drafting))
         thresholds = self._thresholds if num_drafting <= MOST_STOPPING else self._thresholds[:1]
         curves = GainCurves(path_probs, num_drafting)
@@ -537,7 +527,6 @@ class RowPlanner:
         return RoundOptions(rounds, mixed, curves, riding)
 
     def _riding(self, num_requests: int) -> Riding:
-        """Describe the prompts beside this many requests."""
         eighths, prompt_rows = self._prompts.rounded
         return Riding(eighths / 8, prompt_rows, num_requests * self._prompts.tokens)
 
@@ -574,7 +563,6 @@ class Estimate:
     age: int = 0
 
     def serves(self, num_drafting: int) -> bool:
-        """Whether it was made for about as many."""
         return FEW * abs(self.chains[0].num_requests - num_drafting) <= num_drafting
 
 
@@ -590,7 +578,6 @@ class PromptLoad:
         self._tokens = 1.0
 
     def add(self, num_rows: int) -> None:
-        """A step."""
         self._share += PROMPT_MEMORY * ((num_rows > 0) - self._share)
         if num_rows:
             weight = PROMPT_MEMORY if self._rows else 1.0

@@ -11,14 +11,14 @@ tokens that the steps in flight can bring, and a request's row and blocks are re
 step in flight can write them.
 """
 
-import itertools
 from array import array
 from bisect import insort
 from collections import Counter
 from dataclasses import replace
 
 from specdec.requests.request import Request
-from specdec.scheduling.block_pool import NO_PREFIX, BlockPool, block_key, num_whole_blocks
+from specdec.scheduling.block_pool import BlockPool, RequestBlocks
+from specdec.scheduling.prompts import PromptRows, num_left
 from specdec.scheduling.round_options import RequestCounts
 from specdec.scheduling.row_planner import NextRound, RowPlanner
 from specdec.scheduling.step_costs import PromptBudget
@@ -26,14 +26,6 @@ from specdec.scheduling.work import Plan, PromptPart, Work
 from specdec.sizes import BLOCK_SIZE, EngineSizes
 
 FEW = 4  # requests, of which each has a large share of a step
-ARRIVALS_MEMORY = 1 / 64  # weight of the latest step in the average of arriving rows
-BACKLOG_STEPS = (
-    16  # at least a part in this many of what waits rides in a step, where prompts are short
-)
-QUIET_STEPS = 32  # without a new request, after which no more are expected
-BURST_ROWS = 4096  # of prompts that wait: several times what does where requests come one by one
-IMPATIENT = 64  # requests up to which a prompt is passed over once; of more, twice in a row
-SHORT_PROMPT = 512  # rows: of a longer one no more count, or one alone would delay all that run
 
 
 class Scheduler:
@@ -53,15 +45,12 @@ class Scheduler:
     ) -> None:
         self.pool = pool
         self.sizes = sizes
-        self.use_prefix_cache = use_prefix_cache
         self.budget = budget
         self.planner = planner
         self._num_live = 0  # levels of the drafts that the latest step leaves
         self._has_trees = False  # which are trees, in engines that draft both
-        self._arriving = 0.0  # rows of prompts for each step, a running average
-        self._num_quiet = 0  # steps since a request came
-        # whose prompts the latest step left waiting, and how many steps in a row have
-        self._passed_over: dict[Request, int] = {}
+        self.blocks = RequestBlocks(pool, sizes, use_prefix_cache)
+        self._prompts = PromptRows(sizes.max_num_batched_tokens, budget)
         self.waiting: list[Request] = []  # in order of priority and arrival
         self.prefilling: list[Request] = []
         self.running: list[Request] = []
@@ -70,7 +59,6 @@ class Scheduler:
         self._grown: list[tuple[int, int, int]] = []
 
     def add(self, request: Request) -> None:
-        """Queue a request."""
         insort(self.waiting, request, key=lambda each: each.order)
 
     @property
@@ -97,16 +85,11 @@ class Scheduler:
     def _admitted(self) -> list[Request]:
         return self.prefilling + self.running
 
-    def blocks_needed(self, request: Request) -> int:
-        """Blocks for a request's longest possible context and the drafts of its last round."""
-        return _num_blocks(self._max_slots(request))
-
     def schedule(self) -> Plan:
         """Decide on the next step and count it as launched."""
         self._grown = []
         admitted = self._admit()
-        self._arriving += ARRIVALS_MEMORY * (sum(map(_num_left, admitted)) - self._arriving)
-        self._num_quiet = 0 if admitted or self.waiting else self._num_quiet + 1
+        self._prompts.note_arrivals(admitted, are_more=bool(self.waiting))
         ranked = self._ranked()
         work = self._work(ranked)
         # a step may have preempted some of them
@@ -115,16 +98,13 @@ class Scheduler:
             self._count_in_flight(work, 1)
         return Plan(admitted=admitted, grown=self._grown, work=work)
 
-    def reserve(self, request: Request) -> list[tuple[int, int, int]]:
-        """Take all blocks that a running request can ever need; returns the state updates."""
-        return self._take_blocks(request, self.blocks_needed(request) - len(request.blocks))
-
     def finish_step(self, work: Work) -> None:
         """Call when a step's results have been read and its tokens appended."""
         self._count_in_flight(work, -1)
-        for b, request in enumerate(work.requests):
+        parts = [*[None] * len(work.verifying), *work.parts]
+        for request, part in zip(work.requests, parts, strict=True):
             if request.finish is None or request.finish.reason in ("stop", "length"):
-                self._publish_blocks(request, work, b)
+                self.blocks.publish(request, part)
             if request.finish is not None:
                 self.drop(request)
 
@@ -183,9 +163,9 @@ class Scheduler:
     def _try_admit(self, request: Request) -> bool:
         """Admit a request if its first round fits, with a block left for each that may grow."""
         context = request.tokens(0, request.num_tokens)
-        found = self._cached_blocks(request, context)
+        found = self.blocks.cached(request, context)
         self.pool.hold(found)
-        num_new = self._blocks_for_round(request, len(context)) - len(found)
+        num_new = self.blocks.for_round(request, len(context)) - len(found)
         if not self._has_free(num_new):
             self.pool.free(found)
             return False
@@ -203,26 +183,7 @@ class Scheduler:
         left, admitted = self.pool.num_free - num_new, self._admitted
         if left >= len(admitted):
             return True
-        return left >= sum(len(each.blocks) < self.blocks_needed(each) for each in admitted)
-
-    def _cached_blocks(self, request: Request, context: list[int]) -> list[int]:
-        """Blocks that hold the beginning of a context; none if logprobs need all of it computed."""
-        needs_logprobs = request.params.prompt_logprobs is not None and not request.token_ids
-        if not self.use_prefix_cache or needs_logprobs:
-            return []
-        # at least one token is left to compute
-        count = num_whole_blocks(len(context) - bool(request.token_ids))
-        self._make_keys(request, count)
-        return self.pool.find(request.keys[:count])
-
-    def _blocks_for_round(self, request: Request, num_tokens: int) -> int:
-        """Blocks for `num_tokens` tokens, the rows of a round and the drafts for the next one."""
-        num_slots = num_tokens + 2 * request.num_speculative_tokens
-        return _num_blocks(min(num_slots, self._max_slots(request)))
-
-    def _max_slots(self, request: Request) -> int:
-        num_tokens = len(request.prompt_token_ids) + request.rules.max_tokens
-        return min(num_tokens + request.num_speculative_tokens, self.sizes.max_model_len)
+        return left >= sum(len(each.blocks) < self.blocks.needed(each) for each in admitted)
 
     # steps
 
@@ -234,13 +195,13 @@ class Scheduler:
         prefilling = set(self.prefilling)
         waiting = [each for each in ranked if each in prefilling and each.finish is None]
         if not waiting:
-            self._passed_over.clear()
+            self._prompts.note_left([])
         if not verifying and not waiting:
             return None
         work = self._round(verifying, waiting)
         if waiting:
             self._add_parts(work, waiting)
-            work = self._with_ends(work)
+            work = self._prompts.with_ends(work)
         self._num_live = work.num_levels or 0
         self._has_trees = work.proposes_tree
         return work
@@ -260,7 +221,7 @@ class Scheduler:
         num_keys = sum(each.num_tokens for each in verifying)
         # where none verifies yet, for those that soon will
         num_requests = len(verifying) or min(len(waiting), self.sizes.max_num_seqs)
-        num_prompt_rows = self._waiting_rows(verifying, waiting) if verifying and waiting else 0
+        num_prompt_rows = self._prompts.beside_one_row_each(verifying, waiting)
         drafting = (each for each in verifying if each.num_speculative_tokens > 0)
         num_sampled = sum(each.params.temperature > 0 for each in drafting) if verifying else None
         plan = self.planner.plan(
@@ -271,7 +232,7 @@ class Scheduler:
                 num_prompt_rows,
                 has_trees=self._has_trees,
                 trees_fit=len(verifying) + len(waiting) <= self.sizes.max_tree_requests,
-                hurries=self._hurries(waiting),
+                hurries=self._prompts.hurries(waiting),
                 num_sampled=num_sampled,
             )
         )
@@ -295,25 +256,11 @@ class Scheduler:
         shape = self.sizes.tree.of(len(work.verifying))
         return replace(work, query_len=shape.num_rows, path_len=shape.path_len)
 
-    def _hurries(self, waiting: list[Request]) -> bool:
-        """Whether steps should be short: no more requests come, or after a burst many prompts wait.
-
-        waiting: those that have a place
-        """
-        if not waiting:
-            return self._num_quiet >= QUIET_STEPS
-        return _backlog(waiting) >= BURST_ROWS
-
-    def _waiting_rows(self, verifying: list[Request], waiting: list[Request]) -> int:
-        """Count the rows of prompts that would ride if each request verified one row."""
-        one_row_each = Work(verifying=verifying, query_len=1, prompts=[], parts=[])
-        return min(sum(map(_num_left, waiting)), self._prompt_rows(one_row_each, waiting))
-
     def _add_parts(self, work: Work, waiting: list[Request]) -> None:
         """Pack prompts in order, up to the budget; only the last of them may go on."""
-        rows_left = self._fitting_rows(work, waiting)
+        rows_left = self._prompts.fitting(work, waiting)
         for request in waiting:
-            length = min(_num_left(request), rows_left)
+            length = min(num_left(request), rows_left)
             if length == 0:
                 break
             rows_left -= length
@@ -324,51 +271,7 @@ class Scheduler:
             if part.ends_prompt:
                 self.prefilling.remove(request)
                 self.running.append(request)
-        self._passed_over = {
-            request: self._passed_over.get(request, 0) + 1
-            for request in waiting
-            if _num_left(request) > 0
-        }
-
-    def _with_ends(self, work: Work) -> Work:
-        """Verify as many drafts as pay beside prompts that end."""
-        if self.budget is None or not work.shared_rows:
-            return work
-        num_ends = sum(part.ends_prompt for part in work.parts)
-        kept = self.budget.verified(work.shared_rows, len(work.verifying), num_ends)
-        return replace(work, shared_rows=kept)
-
-    def _fitting_rows(self, work: Work, waiting: list[Request]) -> int:
-        """Rows of prompts that ride. One that a step has passed over is due in the next.
-
-        Among many requests, where one that waits is a small part, only one that two steps have
-        passed over; but not where rows are shared out, since drafts take what room prompts leave.
-        """
-        rows = self._prompt_rows(work, waiting)
-        if self.budget is None or not work.verifying:
-            return rows
-        ends = [0, *itertools.accumulate(map(_num_left, waiting))]
-        left = [min(end, rows) - first for first, end in itertools.pairwise(ends) if first < rows]
-        is_patient = len(work.verifying) > IMPATIENT and not work.shared_rows
-        most = 2 if is_patient else 1
-        due = (i + 1 for i, each in enumerate(waiting) if self._passed_over.get(each, 0) >= most)
-        num_due = max(due, default=int(not is_patient))
-        num_requests = len(work.verifying)
-        return self.budget.fitting(work.num_verify_rows, num_requests, left, num_due, is_patient)
-
-    def _prompt_rows(self, work: Work, waiting: list[Request]) -> int:
-        """The most that may ride.
-
-        Where many requests wait, as after a burst, steps are long so that these soon run too: many
-        share a step's costs better than few, and drafts pay more beside them than beside prompts.
-        """
-        most = self.sizes.max_num_batched_tokens
-        if self.budget is None or not work.verifying:
-            return most
-        num_keys = sum(request.num_tokens for request in work.verifying)
-        verified, start = work.num_verify_rows, waiting[0].num_prefilled
-        arriving = max(self._arriving, _backlog(waiting) / BACKLOG_STEPS)
-        return min(self.budget.rows(verified, num_keys, start, arriving), most)
+        self._prompts.note_left(waiting)
 
     def _verifying(self, ranked: list[Request]) -> list[Request] | None:
         """List the running requests, each with blocks for the step.
@@ -392,18 +295,12 @@ class Scheduler:
         num_slots = most_tokens + 2 * request.num_speculative_tokens
         if num_slots <= len(request.blocks) * BLOCK_SIZE:
             return True
-        count = self._blocks_for_round(request, most_tokens) - len(request.blocks)
+        count = self.blocks.for_round(request, most_tokens) - len(request.blocks)
         if count > self.pool.num_free:
             return False
         if count > 0:
-            self._grown += self._take_blocks(request, count)
+            self._grown += self.blocks.take(request, count)
         return True
-
-    def _take_blocks(self, request: Request, count: int) -> list[tuple[int, int, int]]:
-        first = len(request.blocks)
-        blocks = self.pool.allocate(count)
-        request.blocks += blocks
-        return [(request.state_row, first + i, block) for i, block in enumerate(blocks)]
 
     def _preempt(self, request: Request) -> None:
         """Requeue a request. Requests grow in order, so this one has not grown."""
@@ -429,44 +326,6 @@ class Scheduler:
             request.least_pending += sign * least
             request.most_pending += sign * most
 
-    # prefix cache
-
-    def _publish_blocks(self, request: Request, work: Work, b: int) -> None:
-        """Publish the blocks that are whole by now.
-
-        Rounds without drafts for a request may skip the draft's cache, so they do not count.
-        """
-        if b >= len(work.verifying):
-            part = work.parts[b - len(work.verifying)]
-            request.num_valid = part.start + part.length
-        elif request.num_speculative_tokens or not self.sizes.num_speculative_tokens:
-            request.num_valid = request.num_tokens - 1
-        if not self.use_prefix_cache:
-            return
-        count = min(request.num_valid // BLOCK_SIZE, num_whole_blocks(request.num_tokens))
-        if count <= request.num_published:
-            return
-        self._make_keys(request, count)
-        for i in range(request.num_published, count):
-            self.pool.publish(request.blocks[i], request.keys[i])
-        request.num_published = count
-
-    def _make_keys(self, request: Request, count: int) -> None:
-        for i in range(len(request.keys), count):
-            before = request.keys[i - 1] if i else NO_PREFIX
-            tokens = request.tokens(i * BLOCK_SIZE, (i + 1) * BLOCK_SIZE + 1)
-            request.keys.append(block_key(before, tokens))
-
-
-def _num_left(request: Request) -> int:
-    """Tokens of a prompt, or of a resumed request, that are not computed yet."""
-    return len(request.context) - bool(request.token_ids) - request.num_prefilled
-
-
-def _backlog(waiting: list[Request]) -> int:
-    """Count the rows of prompts that wait; of a long prompt only the first SHORT_PROMPT."""
-    return sum(min(_num_left(request), SHORT_PROMPT) for request in waiting)
-
 
 def _part(request: Request, length: int) -> PromptPart:
     is_resumed = bool(request.token_ids)  # and then the prompt's logprobs have been returned
@@ -479,7 +338,3 @@ def _part(request: Request, length: int) -> PromptPart:
         num_logprobs=None if is_resumed else request.params.num_prompt_logprobs,
         is_resumed=is_resumed,
     )
-
-
-def _num_blocks(num_slots: int) -> int:
-    return -(-num_slots // BLOCK_SIZE)

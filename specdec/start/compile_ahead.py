@@ -24,8 +24,7 @@ from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes, TreeShape
 from specdec.step import Acts
-from specdec.stepping.row_masks import RowMasks
-from specdec.stepping.step_sizes import Step
+from specdec.stepping.step_sizes import RowMasks, Step
 
 DRAWN = SamplingFlags(noise=True, floor=True)
 FLAGS = (
@@ -36,9 +35,8 @@ FLAGS = (
     SamplingFlags(logprobs=1),
     EVERYTHING,
 )
-ATTENTION_ROWS = range(
-    1, 34
-)  # of the longest prompt in a chunk; chunks of longer ones are cut like the last
+# of the longest prompt in a chunk; chunks of longer ones are cut like the last
+ATTENTION_ROWS = range(1, 34)
 LOGPROB_ROWS = (1, 2, 16, 17, 32, 33, 48, 65, 112)  # of prompts, up to logprobs.ROWS_AT_ONCE
 
 
@@ -84,10 +82,11 @@ def forwards(runner: Runner) -> Iterator[Step]:
     rounds = uniform_rounds(runner)
     for query_len, count in attention_cuts(runner, rounds, sizes.max_num_rows, sizes.tree):
         yield round_of(runner, count, query_len)
-    yield from long_prompts(runner)
+    if launch_plan.PROMPT_MORE_THAN is not None:  # whatever the query heads of a kv head
+        yield chunk(runner, launch_plan.PROMPT_MORE_THAN + 1, 1)
     yield from shared_rounds(runner)
     for count, rows in shared_cuts(runner):
-        yield _shared_round(runner, count, rows, GREEDY)
+        yield round_of(runner, count, None, GREEDY, rows, 2)
     yield from tree_rounds(runner)
 
 
@@ -138,13 +137,6 @@ def _attention_kinds(
             yield plan_launch(count, rows, heads, has_paths=has_paths, most_keys=most).kind
 
 
-def long_prompts(runner: Runner) -> Iterator[Step]:
-    """Make a chunk for the kernel of prompts, whatever the query heads of a kv head."""
-    more_than = launch_plan.PROMPT_MORE_THAN
-    if more_than is not None:
-        yield chunk(runner, more_than + 1, 1)
-
-
 def samplings(runner: Runner) -> Iterator[Step]:
     """List greedy and drawn tokens for each class of row counts; all else that may be asked."""
     query_lens = uniform_rounds(runner)
@@ -162,8 +154,8 @@ def samplings(runner: Runner) -> Iterator[Step]:
         for query_len in query_lens:
             yield round_of(runner, 1, query_len, flags)
         if runner.sizes.is_adaptive:
-            yield _shared_round(runner, 1, runner.sizes.query_len, flags)
-        for count in tree_counts(runner):
+            yield round_of(runner, 1, None, flags, runner.sizes.query_len, 2)
+        for count in tree_counts(runner.sizes):
             yield tree_round(runner, count, flags)
     words = -(-runner.state.sampling.vocab_size // 32)
     masks = RowMasks(np.zeros(1, np.int64), np.full((1, words), -1, np.int32))
@@ -184,9 +176,9 @@ def shared_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Ste
     fewest = {rows: count for count, rows in reversed(shapes)}  # ascending by both
     chosen = [*fewest.items(), *((rows, count) for count, rows in shapes if count == most)]
     for rows, count in chosen:  # a shape may have more slots than rows
-        yield _shared_round(runner, min(count, rows), rows, flags)
+        yield round_of(runner, min(count, rows), None, flags, rows, 2)
     if shapes:
-        yield runner.step_of([-1], (), runner.sizes.max_model_len, flags, 1, num_levels=0)
+        yield round_of(runner, 1, 1, flags, num_levels=0)
 
 
 def tree_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Step]:
@@ -196,12 +188,11 @@ def tree_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Step]
             yield tree_round(runner, count, flags)
 
 
-def tree_counts(runner: Runner) -> Iterator[int]:
+def tree_counts(sizes: EngineSizes) -> list[int]:
     """List the fewest requests of each shape of tree, where other rounds are of chains."""
-    sizes = runner.sizes
-    if sizes.has_both:
-        assert sizes.tree is not None, "sizes of chains"
-        yield from (n for n in sizes.tree.first_requests if n <= sizes.max_tree_requests)
+    if sizes.tree is None or not sizes.is_adaptive:
+        return []
+    return [n for n in sizes.tree.first_requests if n <= sizes.max_tree_requests]
 
 
 def tree_round(
@@ -221,24 +212,19 @@ def tree_round(
     return runner.step_of(rows, parts, sizes.max_model_len, flags, Q, 0, L, proposes_tree=True)
 
 
-def _shared_round(runner: Runner, count: int, rows: int, flags: SamplingFlags) -> Step:
-    bound = runner.sizes.max_model_len
-    return runner.step_of([-1] * count, (), bound, flags, None, rows, num_levels=2)
-
-
 def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
     """List steps in which rows that verify and ends of prompts make any number of decided rows."""
     sizes = runner.sizes
+    bound = sizes.max_model_len
     if sizes.max_num_seqs == 1:  # its only request verifies or begins
         return
     if sizes.is_adaptive:  # any share of the rows and any number of prompts that end
-        most = sizes.max_model_len
         decided = min(sizes.max_verify_rows + sizes.max_num_seqs - 1, sizes.max_num_rows)
         for rows in counts_by_kind(1, decided):
             if rows > 1:
                 parts = padding_parts(runner, [1])
-                yield runner.step_of([-1], parts, most, flags, None, rows - 1, num_levels=2)
-        for count in tree_counts(runner):
+                yield runner.step_of([-1], parts, bound, flags, None, rows - 1, num_levels=2)
+        for count in tree_counts(sizes):
             if count < sizes.max_num_seqs:
                 yield tree_round(runner, count, flags, padding_parts(runner, [1]))
         return
@@ -247,8 +233,7 @@ def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
         num_ending = rows - num_verified * sizes.query_len
         if num_verified > 0 and 0 < num_ending <= sizes.max_num_seqs - num_verified:
             parts = padding_parts(runner, [1] * num_ending)
-            most = sizes.max_model_len
-            yield runner.step_of([-1] * num_verified, parts, most, flags, sizes.query_len)
+            yield runner.step_of([-1] * num_verified, parts, bound, flags, sizes.query_len)
 
 
 def round_counts(runner: Runner, query_len: int) -> Iterable[int]:
@@ -329,6 +314,14 @@ def padding_parts(
     ]
 
 
-def round_of(runner: Runner, num_reqs: int, query_len: int, flags: SamplingFlags = GREEDY) -> Step:
-    count = max(min(num_reqs, runner.sizes.max_num_seqs), 1)
-    return runner.step_of([-1] * count, (), runner.sizes.max_model_len, flags, query_len)
+def round_of(
+    runner: Runner,
+    num_reqs: int,
+    query_len: int | None,
+    flags: SamplingFlags = GREEDY,
+    shared_rows: int = 0,
+    num_levels: int | None = None,
+) -> Step:
+    """Make a round of padding; see Runner.run_step."""
+    rows, bound = [-1] * num_reqs, runner.sizes.max_model_len
+    return runner.step_of(rows, (), bound, flags, query_len, shared_rows, num_levels)

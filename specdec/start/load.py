@@ -25,7 +25,6 @@ from specdec.kernels.compilations import (
     log_compilations,
 )
 from specdec.kernels.tables import user_table
-from specdec.kernels.tile_shapes import Product
 from specdec.kernels.tiles import dtype_name
 from specdec.models.build import bytes_per_block
 from specdec.models.products import products_of
@@ -36,15 +35,28 @@ from specdec.scheduling.row_planner import RowPlanner
 from specdec.scheduling.step_costs import PromptBudget
 from specdec.sizes import EngineSizes
 from specdec.speculative_config import SpeculativeConfig
-from specdec.start.checkpoint_limits import check_target, check_tokenizer
 from specdec.start.compile_ahead import compile_ahead
-from specdec.start.device import advise_threads, device_memory, device_of, dtype_of, note_gpu_memory
+from specdec.start.device import (
+    advise_threads,
+    device_memory,
+    device_of,
+    dtype_of,
+    log_tiles,
+    note_gpu_memory,
+)
 from specdec.start.locate import hub_of, locate, locate_tokenizer
 from specdec.start.measure_costs import NEVER, largest_captured, measure_costs, measure_round_costs
-from specdec.start.memory import Build, measure_needs, plan_memory
-from specdec.start.sizing import GIB, cache_factor, check_heads, check_length, largest_sizes
+from specdec.start.memory import measure_needs, memory_table, plan_memory
+from specdec.start.sizing import (
+    GIB,
+    cache_factor,
+    check_heads,
+    check_length,
+    check_target,
+    check_tokenizer,
+    largest_sizes,
+)
 from specdec.start.speculation import Drafting, drafting_of, of_draft
-from specdec.start.tile_sources import log_tiles
 from weights.config import TargetConfig
 from weights.files.reader import Reader
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
@@ -64,27 +76,16 @@ class Loaded:
     engine: Engine
 
 
+@compiling_is_expected()
 def load(model: str | Path, speculation: SpeculativeConfig | None, config: EngineConfig) -> Loaded:
     """Load everything and build the engine.
 
     ValueError for what does not fit together or on the device; weights.CheckpointError for files.
     """
     device = device_of(config.device)
-    with compiling_is_expected():
-        loaded = _load(model, speculation, config, device)
-    if device.type == "cuda":
-        log_compilations()
-    return loaded
-
-
-def _load(
-    model: str | Path,
-    speculation: SpeculativeConfig | None,
-    config: EngineConfig,
-    device: torch.device,
-) -> Loaded:
     advise_threads(device)
-    backend = _backend(config, device, _has_drafts(speculation))
+    has_draft = speculation is not None and speculation.num_speculative_tokens != 0
+    backend = _backend(config, device, has_draft)
     drafting = drafting_of(speculation, backend is not None)
     if device.type == "cuda":
         hashing_compiler()
@@ -101,9 +102,9 @@ def _load(
         tokenizer = Tokenizer(tokenizer_directory)
         if is_valid:
             check_tokenizer(tokenizer_directory, tokenizer, known.vocab_size)
-    dtype = dtype_of(config.dtype, device)
     progress = config.use_tqdm_on_load
     with _phase("target weights"):
+        dtype = dtype_of(config.dtype, device)
         target = load_target(directory, dtype=dtype, device=device, progress=progress)
     logger.info("%s", target.report)
     eagle = None
@@ -112,9 +113,9 @@ def _load(
             eagle = _load_draft(draft_directory, speculation, target, progress)
         logger.info("%s", eagle.report)
         drafting = of_draft(drafting, eagle.config.draft_vocab_size)
-    log_tiles(_products(target, eagle), device)
+    runner = _runner(config, speculation, drafting, target, eagle, backend)
     engine = assemble(
-        _runner(config, speculation, drafting, target, eagle, backend),
+        runner,
         target.config,
         tokenizer,
         seed=config.seed,
@@ -122,6 +123,8 @@ def _load(
         is_async=config.async_scheduling,
         slowdown=config.max_prompt_slowdown,
     )
+    if device.type == "cuda":
+        log_compilations()
     return Loaded(target=target, eagle=eagle, tokenizer=tokenizer, engine=engine)
 
 
@@ -187,20 +190,11 @@ def _directories(
     return directory, tokenizer, locate(speculation.model, "draft", own)
 
 
-def _products(target: LoadedTarget, eagle: LoadedEagle | None) -> list[Product]:
-    dtype = dtype_name(target.tensors["embed_tokens.weight"].dtype)
-    return products_of(target.config, None if eagle is None else eagle.config, dtype)
-
-
 @contextmanager
 def _phase(name: str) -> Iterator[None]:
     start = time.monotonic()
     yield
     logger.info("start: %-15s %6.2f s", name, time.monotonic() - start)
-
-
-def _has_drafts(speculation: SpeculativeConfig | None) -> bool:
-    return speculation is not None and speculation.num_speculative_tokens != 0
 
 
 def _backend(config: EngineConfig, device: torch.device, has_draft: bool) -> GraphBackend | None:
@@ -239,12 +233,21 @@ def _runner(
     backend: GraphBackend | None,
 ) -> Runner:
     """Build the runner with a cache that fits, its graphs captured."""
-    device = target.tensors["embed_tokens.weight"].device
-    K = drafting.num_tokens
-    acceptance = "exact" if speculation is None else speculation.acceptance
-    most = largest_sizes(config, drafting, target.config, None if eagle is None else eagle.config)
+    embedding = target.tensors["embed_tokens.weight"]
+    device, dtype = embedding.device, embedding.dtype
+    of_draft = None if eagle is None else eagle.config
+    log_tiles(products_of(target.config, of_draft, dtype_name(dtype)), device)
+    most = largest_sizes(config, drafting, target.config, of_draft)
     if most.max_num_seqs < config.max_num_seqs:
         logger.info("max_num_seqs=%d, the most with draft trees", most.max_num_seqs)
+    check_heads("target", target.config.layer, dtype, device)
+    block = bytes_per_block(target.config.layer, target.config.num_layers, dtype)
+    if of_draft is not None:
+        check_heads("draft", of_draft.layer, dtype, device)
+        has_cache = drafting.num_tokens > 0
+        block += has_cache * bytes_per_block(of_draft.layer, of_draft.num_layers, dtype)
+    if config.max_model_len is None:
+        check_length(most, block, device_memory(device))
     build = partial(
         Runner,
         target,
@@ -252,24 +255,21 @@ def _runner(
         device=device,
         graph_config=config.graphs,
         backend=backend,
-        acceptance=acceptance,
+        acceptance="exact" if speculation is None else speculation.acceptance,
         confidence_threshold=drafting.confidence_threshold,
     )
-    dtype = target.tensors["embed_tokens.weight"].dtype
-    check_heads("target", target.config.layer, dtype, device)
-    if eagle is not None:
-        check_heads("draft", eagle.config.layer, dtype, device)
-    block = _bytes_per_block(target, eagle if K > 0 else None)
-    if config.max_model_len is None:
-        check_length(most, block, device_memory(device))
+    has_graphs = backend is not None
     if device.type == "cuda":
-        has_graphs = backend is not None
         with _phase("kernels"), frozen_heap():
             build = compiled(build, most, config.graphs, has_graphs, config.use_tqdm_on_load)
-        if config.num_kv_blocks is None:
-            return _planned(config, build, most, target, eagle, block)
-    blocks = _num_blocks(config, most, block, device)
-    return _captured(build, replace(most, num_kv_blocks=blocks), backend is not None)
+    if device.type == "cuda" and config.num_kv_blocks is None:
+        blocks = _planned_blocks(config, build, most, target, eagle, block)
+    else:
+        blocks = _num_blocks(config, most, block, device)
+    with _phase("cache, graphs"), frozen_heap() if has_graphs else nullcontext():
+        runner = build(replace(most, num_kv_blocks=blocks))
+        runner.capture()
+    return runner
 
 
 def compiled(
@@ -287,31 +287,21 @@ def compiled(
     return partial(build, graph_config=replace(graphs, max_tokens=largest_captured(trial)))
 
 
-def _bytes_per_block(target: LoadedTarget, eagle: LoadedEagle | None) -> int:
-    dtype = target.tensors["embed_tokens.weight"].dtype
-    total = bytes_per_block(target.config.layer, target.config.num_layers, dtype)
-    if eagle is not None:
-        total += bytes_per_block(eagle.config.layer, eagle.config.num_layers, dtype)
-    return total
-
-
-def _planned(
+def _planned_blocks(
     config: EngineConfig,
-    build: Build,
+    build: "partial[Runner]",
     most: EngineSizes,
     target: LoadedTarget,
     eagle: LoadedEagle | None,
     block: int,
-) -> Runner:
+) -> int:
     """Measure on a trial runner, on a GPU, and give the cache what is left of the budget."""
-    tensors = [*target.tensors.values(), *(eagle.tensors.values() if eagle is not None else ())]
+    tensors = [*target.tensors.values(), *(() if eagle is None else eagle.tensors.values())]
     with _phase("memory plan"):
         needs = measure_needs(build, most, tensors, block, target.config.vocab_size)
-    plan = plan_memory(needs, config.utilization, most)
-    logger.info("memory:\n%s", plan.table())
-    runner = _captured(build, replace(most, num_kv_blocks=plan.num_kv_blocks))
-    plan.report_pools(runner.graphs.counters())
-    return runner
+    blocks = plan_memory(needs, config.utilization, most)
+    logger.info("memory:\n%s", memory_table(needs, config.utilization, blocks))
+    return blocks
 
 
 def _num_blocks(config: EngineConfig, most: EngineSizes, block: int, device: torch.device) -> int:
@@ -328,10 +318,3 @@ def _num_blocks(config: EngineConfig, most: EngineSizes, block: int, device: tor
     if share is not None:
         logger.info("num_kv_blocks=%d overrides gpu_memory_utilization=%g", blocks, share)
     return blocks
-
-
-def _captured(build: Build, sizes: EngineSizes, has_graphs: bool = True) -> Runner:
-    with _phase("cache, graphs"), frozen_heap() if has_graphs else nullcontext():
-        runner = build(sizes)
-        runner.capture()
-    return runner

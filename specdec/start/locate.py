@@ -82,7 +82,8 @@ def local_directory(name: str | Path, role: str) -> Path | None:
     if os.path.lexists(path):
         needed = "give the directory that holds config.json and *.safetensors"
         raise ValueError(f"{what}: no directory; {needed}")
-    if not _looks_like_hub_id(str(name)):
+    owner, _, rest = str(name).partition("/")
+    if not (owner and rest) or "/" in rest or owner.startswith((".", "~")):
         allowed = "(allowed: a directory, a hub id owner/name, or demo)"
         raise ValueError(f"{what}: no such directory {allowed}")
     return None
@@ -122,7 +123,3 @@ def _refuse_pickles(name: str, role: str, hub: Hub) -> None:
             f"read. Download it (hf download {name}{of} --local-dir DIR), convert it once (specdec "
             "convert DIR) and give DIR"
         )
-
-
-def _looks_like_hub_id(name: str) -> bool:
-    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and all(name.split("/"))

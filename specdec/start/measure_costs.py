@@ -1,16 +1,14 @@
 """Measure what steps cost on this GPU, by a run or two of some of them at the start.
 
 Every step that a table needs is launched before any time is read; sizes that are not measured
-follow from their neighbours (cost_sizes.py).
+follow from their neighbours (step_times.py).
 """
 
 import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-
-import torch
+from dataclasses import replace
 
 from specdec.kernels.compilations import compiling_is_expected
 from specdec.kernels.tile_shapes import PARALLEL_ROWS, row_class
@@ -26,17 +24,21 @@ from specdec.scheduling.step_costs import (
 )
 from specdec.sizes import BLOCK_SIZE
 from specdec.start.compile_ahead import lengths_of, prompts, tree_round
-from specdec.start.cost_sizes import apart, as_rounds, between, of_classes
-from specdec.start.step_times import Timed, mark, milliseconds
+from specdec.start.step_times import (
+    Timed,
+    apart,
+    as_rounds,
+    between,
+    compute_and_launch_ms,
+    of_classes,
+)
 from specdec.stepping.step_sizes import Step
 
 logger = logging.getLogger("specdec")
 
 SOME_LEVELS = 3  # of which those after the first are timed
-NEVER, AT_ONCE = (
-    -1.0,
-    2.0,
-)  # thresholds at which no draft stops, and at which all stop after one level
+NEVER = -1.0  # a threshold below which no draft stops
+AT_ONCE = 2.0  # one below which all stop after one level
 LONG_CONTEXT = 4096
 AS_NEXT = (448,)  # classes of rows that take as long as the next one: both have as many tiles
 # The most rows that are captured in pieces: the first size that computes for HIDDEN times as long
@@ -49,7 +51,7 @@ def largest_captured(runner: Runner) -> int:
     """Rows up to which launching a step op by op would cost time. The runner has no graphs."""
     for step in (_prompt(runner, rows) for rows in LARGEST_CAPTURED):
         rows = step.num_tokens
-        compute_ms, launch_ms = _timed(runner, step)
+        compute_ms, launch_ms = compute_and_launch_ms(runner, step)
         if compute_ms >= HIDDEN * launch_ms:
             break
     line = "a step of %d rows op by op: %.1f ms to compute, %.1f ms to launch"
@@ -66,10 +68,8 @@ def measure_costs(runner: Runner) -> StepCosts:
     tokens = [n for n in runner.graphs.target.prefill.sizes.tokens if n >= LEAST_PROMPT_ROWS]
     classes = _of_own(of_classes(tokens)) or [LEAST_PROMPT_ROWS]
     with compiling_is_expected():
-        sizes = {
-            *apart(classes, 4),
-            *({PARALLEL_ROWS} & {*classes}),
-        }  # from there on each row costs
+        # from PARALLEL_ROWS on each row costs
+        sizes = {*apart(classes, 4), *({PARALLEL_ROWS} & {*classes})}
         largest = row_class(_rows_of_rounds(runner)[-1])  # no round tells what larger ones cost
         sizes |= {n for n in classes if largest <= n < PARALLEL_ROWS}
         prompts = [Timed(runner, _prompt(runner, n)) for n in sorted(sizes)]
@@ -84,8 +84,8 @@ def measure_costs(runner: Runner) -> StepCosts:
         rounds=by_rows,
         mixed=between(with_prompts, padded),
         level=_level(rounds),
-        ms_per_key=0.0 if keys is None else keys.ms,
-        ms_per_pair=pair.ms,
+        ms_per_key=0.0 if keys is None else _per_unit(*keys),
+        ms_per_pair=_per_unit(*pair),
     )
     for counters in runner.graphs.counters().values():
         counters.forget_batches()
@@ -108,7 +108,10 @@ def measure_round_costs(runner: Runner, steps: StepCosts | None) -> RoundCosts:
         plain = [(n, Timed(runner, _round(runner, [-1] * n, 0))) for n in apart(counts, 4)]
         skipped = _skipped(runner)
         trees = _trees(runner)
-        stopped = _stopped_trees(runner)
+        stopped = []
+        if runner.threshold is not None:
+            with runner.stopping_below(AT_ONCE):
+                stopped = _trees(runner)
     costs = RoundCosts(
         verify=steps.rounds,
         mixed=steps.mixed,
@@ -190,7 +193,7 @@ def _prompt(runner: Runner, rows: int) -> Step:
     return prompts(runner, lengths, num_levels=1 if sizes.is_adaptive else None)
 
 
-def _keys(runner: Runner) -> "_Slope | None":
+def _keys(runner: Runner) -> tuple[Timed, Timed, int] | None:
     """Time rounds of some requests at the beginning of their contexts, and after long ones.
 
     None: no context is long.
@@ -211,10 +214,10 @@ def _keys(runner: Runner) -> "_Slope | None":
     first = Timed(runner, step)
     computed[:count] = max(most * BLOCK_SIZE - 1 - 2 * sizes.query_len, 0)
     later = Timed(runner, step)
-    return _Slope(first, later, count * most * BLOCK_SIZE)
+    return first, later, count * most * BLOCK_SIZE
 
 
-def _pair(runner: Runner, prompts: Sequence[Timed]) -> "_Slope":
+def _pair(runner: Runner, prompts: Sequence[Timed]) -> tuple[Timed, Timed, int]:
     """Time a part of a prompt at the beginning, and after other parts.
 
     The keys before it are those of one block again and again, so that reading them does not count.
@@ -231,20 +234,12 @@ def _pair(runner: Runner, prompts: Sequence[Timed]) -> "_Slope":
     later = Timed(runner, step)
     for timed in (first, later):
         timed.run()
-    return _Slope(first, later, rows * start)
+    return first, later, rows * start
 
 
-@dataclass(frozen=True, slots=True)
-class _Slope:
-    """The cost of a unit, from two steps that differ by this many."""
-
-    first: Timed
-    later: Timed
-    units: int
-
-    @property
-    def ms(self) -> float:
-        return max(self.later.ms - self.first.ms, 0.0) / self.units
+def _per_unit(first: Timed, later: Timed, num_units: int) -> float:
+    """Price a unit by two steps that differ by this many, in milliseconds."""
+    return max(later.ms - first.ms, 0.0) / num_units
 
 
 def _skipped(runner: Runner) -> Timed | None:
@@ -270,14 +265,6 @@ def _trees(runner: Runner) -> list[tuple[int, Timed]]:
     if runner.threshold is None and tree is not None:
         ends |= {n for n, more in itertools.pairwise(sizes) if tree.of(n) != tree.of(more)}
     return [(n, Timed(runner, tree_round(runner, n))) for n in sorted(ends)]
-
-
-def _stopped_trees(runner: Runner) -> list[tuple[int, Timed]]:
-    """Time rounds of trees whose drafts stop at once, if they may."""
-    if runner.threshold is None:
-        return []
-    with runner.stopping_below(AT_ONCE):
-        return _trees(runner)
 
 
 def _tree_costs(
@@ -311,15 +298,3 @@ def _read(timed: Sequence[tuple[int, Timed]]) -> Measured:
 
 def _listed(measured: Measured) -> str:
     return ", ".join(f"{rows}: {ms:.2f}" for rows, ms in measured)
-
-
-def _timed(runner: Runner, step: Step) -> tuple[float, float]:
-    """Time a step right after another: milliseconds on the device, and until all is launched."""
-    with torch.inference_mode():
-        runner.acts.run(step)
-        start = mark()
-        began = time.perf_counter()
-        runner.acts.run(step)
-        launch_ms = 1e3 * (time.perf_counter() - began)
-        end = mark()
-    return milliseconds(start, end), launch_ms

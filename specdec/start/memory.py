@@ -5,7 +5,6 @@ It is made before the cache is allocated: step and graphs are measured on a tria
 cache of one block. A budget that does not fit is refused, with what to lower.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +12,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from graphs.counters import GraphCounters
 from graphs.frozen_heap import frozen_heap
 from specdec.requests.sampling_flags import EVERYTHING, GREEDY
 from specdec.runner import Runner
@@ -22,7 +20,6 @@ from specdec.start.compile_ahead import lengths_of, padding_parts
 from specdec.start.device import release_memory
 from specdec.start.sizing import GIB
 
-logger = logging.getLogger("specdec")
 Build = Callable[[EngineSizes], Runner]
 
 
@@ -43,40 +40,22 @@ class MemoryNeeds:
         return self.weights + self.other + self.step + sum(self.pools.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
-    """The needs, and the cache that fits beside them."""
-
-    needs: MemoryNeeds
-    utilization: float
-    num_kv_blocks: int
-
-    def table(self) -> str:
-        """Write what goes where, in GiB."""
-        needs = self.needs
-        blocks = self.num_kv_blocks
-        rows = [
-            ("weights", needs.weights),
-            ("buffers, driver, others", needs.other),
-            (f"largest step, logits {needs.logits / GIB:.2f}", needs.step),
-            *((f"graphs {name}", size) for name, size in needs.pools.items()),
-            (f"cache: {blocks} blocks, {blocks * BLOCK_SIZE} tokens", blocks * needs.block),
-            ("free", needs.total - needs.without_cache - blocks * needs.block),
-            (f"device, {self.utilization:.0%} to be used", needs.total),
-        ]
-        return "\n".join(f"{name:<44}{size / GIB:9.2f} GiB" for name, size in rows)
-
-    def report_pools(self, counters: Mapping[str, GraphCounters]) -> None:
-        """Warn of families whose graphs took over 5 % more than the plan said."""
-        for name, planned in self.needs.pools.items():
-            taken = counters[name].num_bytes
-            if taken > 1.05 * planned:
-                line = "graphs %s took %.3f GiB, planned %.3f"
-                logger.warning(line, name, taken / GIB, planned / GIB)
+def memory_table(needs: MemoryNeeds, utilization: float, num_blocks: int) -> str:
+    """Write what goes where, in GiB."""
+    rows = [
+        ("weights", needs.weights),
+        ("buffers, driver, others", needs.other),
+        (f"largest step, logits {needs.logits / GIB:.2f}", needs.step),
+        *((f"graphs {name}", size) for name, size in needs.pools.items()),
+        (f"cache: {num_blocks} blocks, {num_blocks * BLOCK_SIZE} tokens", num_blocks * needs.block),
+        ("free", needs.total - needs.without_cache - num_blocks * needs.block),
+        (f"device, {utilization:.0%} to be used", needs.total),
+    ]
+    return "\n".join(f"{name:<44}{size / GIB:9.2f} GiB" for name, size in rows)
 
 
-def plan_memory(needs: MemoryNeeds, utilization: float, sizes: EngineSizes) -> MemoryPlan:
-    """Give the cache the rest of the budget, at most what `sizes` has; ValueError if too small."""
+def plan_memory(needs: MemoryNeeds, utilization: float, sizes: EngineSizes) -> int:
+    """Count the blocks that the budget leaves, up to those of `sizes`; ValueError if too few."""
     budget = int(needs.total * utilization)
     blocks = (budget - needs.without_cache) // needs.block
     if blocks < sizes.blocks_per_request:
@@ -88,8 +67,7 @@ def plan_memory(needs: MemoryNeeds, utilization: float, sizes: EngineSizes) -> M
             f"{sum(needs.pools.values()) / GIB:.2f} and a cache for one request of max_model_len="
             f"{sizes.max_model_len} need {least / GIB:.2f} GiB: {_advice(needs, sizes)}"
         )
-    blocks = min(blocks, sizes.num_kv_blocks)
-    return MemoryPlan(needs=needs, utilization=utilization, num_kv_blocks=blocks)
+    return min(blocks, sizes.num_kv_blocks)
 
 
 def _advice(needs: MemoryNeeds, sizes: EngineSizes) -> str:

@@ -1,14 +1,23 @@
-"""The largest sizes that an engine may need, from options and checkpoints, the cache included."""
+"""The largest sizes that an engine may need, and what no engine can take: refused at the load.
+
+Otherwise each request would be refused in its turn, for what no request can change.
+"""
+
+from pathlib import Path
 
 import torch
 
-from specdec.config import MAX_NUM_SEQS, EngineConfig
+from specdec.config import MAX_MODEL_LEN, MAX_NUM_SEQS, EngineConfig
 from specdec.kernels.head_columns import MOST_BYTES
-from specdec.sizes import BLOCK_SIZE, MAX_TREE_REQUESTS, EngineSizes
+from specdec.requests.tokenizer import Tokenizer
+from specdec.requests.tokenizer_files import vocabulary_name
+from specdec.sizes import BLOCK_SIZE, MAX_STOP_IDS, MAX_TREE_REQUESTS, EngineSizes
 from specdec.start.speculation import Drafting
 from weights.config import EagleConfig, LayerConfig, TargetConfig
+from weights.errors import Problems, shown
 
 GIB = 1 << 30
+MOST_NAMED = 3  # of the tokens outside the vocabulary
 MOST_PREFIXES = 4  # a prefix cache holds at most this many times what all state rows hold together
 
 
@@ -16,7 +25,10 @@ def largest_sizes(
     config: EngineConfig, drafting: Drafting, target: TargetConfig, eagle: EagleConfig | None
 ) -> EngineSizes:
     """Give the cache as many blocks as help: what all state rows hold, by `cache_factor`."""
-    max_model_len = _max_model_len(config.max_model_len, target)
+    longest, limit = longest_context(target)
+    max_model_len = longest if config.max_model_len is None else config.max_model_len
+    if max_model_len > longest:
+        raise ValueError(f"max_model_len={max_model_len} exceeds {limit}")
     _check_window("target", target.sliding_window, max_model_len)
     if eagle is not None and drafting.num_tokens > 0:
         _check_window("draft", eagle.sliding_window, max_model_len)
@@ -37,6 +49,33 @@ def largest_sizes(
 def cache_factor(config: EngineConfig) -> int:
     """Bound the cache in multiples of what all state rows hold, for what ended requests leave."""
     return MOST_PREFIXES if config.enable_prefix_caching else 1
+
+
+def check_target(directory: Path, target: TargetConfig, max_model_len: int | None) -> None:
+    """Refuse a context or a number of EOS ids that no engine is built for, by CheckpointError."""
+    problems = Problems(directory)
+    longest, limit = longest_context(target)
+    if max_model_len is None and longest > MAX_MODEL_LEN:
+        advice = f"give a max_model_len of at most {MAX_MODEL_LEN}"
+        problems.add(f"config.json: {limit} is more than an engine takes: {advice}")
+    if (count := len(target.eos_token_ids)) > MAX_STOP_IDS:
+        what = f"eos_token_id has {count} ids, at most {MAX_STOP_IDS} are possible"
+        problems.add(f"config.json and generation_config.json: {what}")
+    problems.raise_if_any()
+
+
+def check_tokenizer(directory: Path, tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Refuse tokens whose ids the target has no embedding for, by CheckpointError."""
+    outside = tokenizer.tokens_outside(vocab_size)
+    if not outside:
+        return
+    named = ", ".join(f"{text!r:.60} {token}" for token, text in outside[:MOST_NAMED])
+    problems = Problems(directory)
+    problems.add(
+        f"{vocabulary_name(directory)}: ids of {len(outside)} tokens are outside the target's "
+        f"vocabulary (0 to {vocab_size - 1}): {shown(named)}{' ...' * (len(outside) > MOST_NAMED)}"
+    )
+    problems.raise_if_any()
 
 
 def check_length(sizes: EngineSizes, block: int, memory: int) -> None:
@@ -61,13 +100,6 @@ def check_heads(role: str, layer: LayerConfig, dtype: torch.dtype, device: torch
             f"the {role}'s head_dim={layer.head_dim}: attention on a GPU takes at most {most} "
             f"in {dtype}; give device='cpu'"
         )
-
-
-def _max_model_len(given: int | None, target: TargetConfig) -> int:
-    longest, limit = longest_context(target)
-    if given is not None and given > longest:
-        raise ValueError(f"max_model_len={given} exceeds {limit}")
-    return longest if given is None else given
 
 
 def longest_context(target: TargetConfig) -> tuple[int, str]:

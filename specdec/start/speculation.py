@@ -44,7 +44,9 @@ def drafting_of(speculation: SpeculativeConfig | None, has_graphs: bool) -> Draf
     threshold = speculation.draft_confidence_threshold
     if speculation.has_fixed_tree:
         assert isinstance(given, int), given
-        tree = _tree(speculation, given)
+        count = speculation.num_draft_tokens
+        num_nodes = given if count is None else count
+        tree = TreeShape(num_levels=given, top_k=speculation.top_k or 1, num_nodes=num_nodes)
         return Drafting(given, tree=tree, confidence_threshold=threshold or 0.0)
     is_auto = given == AUTO
     wanted = speculation.adaptive is not False and given != 0
@@ -77,9 +79,3 @@ def of_draft(drafting: Drafting, draft_vocab_size: int) -> Drafting:
     line = "no draft trees of top_k=%d: the draft knows %d tokens"
     logger.info(line, tree.top_k, draft_vocab_size)
     return replace(drafting, tree=None)
-
-
-def _tree(speculation: SpeculativeConfig, num_levels: int) -> TreeShape:
-    count = speculation.num_draft_tokens
-    num_nodes = num_levels if count is None else count
-    return TreeShape(num_levels=num_levels, top_k=speculation.top_k or 1, num_nodes=num_nodes)

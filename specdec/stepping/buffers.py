@@ -6,6 +6,7 @@ hidden states. What trees need beside it is in tree_buffers.py.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -56,11 +57,8 @@ class StepBuffers:
         L = sizes.max_level_rows
         self.sizes = sizes
 
-        def integers(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=device)
-
-        def floats(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+        integers = partial(torch.zeros, dtype=torch.int64, device=device)
+        floats = partial(torch.zeros, dtype=dtype, device=device)
 
         # inputs of the target
         self.idx_mapping = integers(B)  # [B] state row per batch slot, -1 = padding
@@ -109,14 +107,13 @@ class StepBuffers:
         self.votes = integers(1)  # [1] 0 between launches
         self.tree: TreeBuffers | None = None
         if sizes.tree is not None:
-            first_column = K + 2
-            self.tree = TreeBuffers(
-                sizes.tree,
-                sizes.max_tree_reqs,
-                T,
-                sizes.num_kv_blocks,
-                self.results[:, first_column:],
-            )
+            most, first_block = sizes.max_tree_reqs, sizes.num_kv_blocks
+            self.tree = TreeBuffers(sizes.tree, most, T, first_block, self.results[:, K + 2 :])
+
+    @property
+    def of_trees(self) -> TreeBuffers:
+        assert self.tree is not None, "buffers of an engine that drafts chains"
+        return self.tree
 
     @property
     def features(self) -> Tensor:
@@ -144,7 +141,3 @@ class StepBuffers:
             for buffer in (self.input_ids, self.positions, self.draft_input_ids):
                 buffer[start:end].zero_()
             self.slot_mapping[start:end].fill_(-1)
-
-    def tensors(self) -> dict[str, Tensor]:
-        named = {**vars(self), **({} if self.tree is None else self.tree.tensors())}
-        return {name: value for name, value in named.items() if isinstance(value, Tensor)}

@@ -3,9 +3,8 @@
 The walk goes from the root to the child that equals the target's choice, until there is none; the
 choice there is the round's last token. The path's keys and values move from the nodes' cache slots
 to the places of their positions in the request's blocks. Then the rows of the step are those of a
-chain, the accepted path and padding after it: what the draft's prefill reads. `commit_trees` lays
-them out, `gather_paths` brings the features and the rows of prompts. The draft may propose a chain
-after it.
+chain, the accepted path and padding after it: what the draft's prefill reads. gather_paths.py
+brings what they need. The draft may propose a chain after it.
 
 `num_reqs` counts padding, which writes the scratch row.
 """
@@ -17,14 +16,11 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.move_slots import move_slots
-from specdec.kernels.overlap import begin, let_the_next_start, wait_for_inputs
-from specdec.proposal.tree import walk
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.sizes import BLOCK_SIZE
 from specdec.stepping.buffers import CONFIDENCE_ONE, StepBuffers
 from specdec.stepping.state import RequestState
-from specdec.stepping.tree_buffers import TreeBuffers
-
-AT_ONCE = 1024  # rows that the kernel moves in an iteration
+from specdec.stepping.tree import walk
 
 
 class TreeRows(NamedTuple):
@@ -50,114 +46,15 @@ def commit_trees(
     assert rows.path_len <= rows.num_rows, rows
     walk_trees = pick(buffers.results, launch_walk_trees, walk_trees_ref)
     walk_trees(buffers, state, num_reqs, rows, has_words)
-    tree = tree_of(buffers)
+    tree = buffers.of_trees
     X = num_reqs * (rows.path_len - 1)
     move_slots(kv_cache, tree.moved_from[:X], tree.moved_to[:X])
-
-
-def gather_paths(
-    buffers: StepBuffers, num_reqs: int, tree: TreeRows, num_prompt_rows: int, num_rows: int
-) -> None:
-    """Bring what the draft reads to the rows of paths, the same number for each of `num_reqs`
-    slots.
-
-    Then come num_prompt_rows rows of prompts, and padding up to num_rows.
-    """
-    first = num_reqs * tree.path_len
-    if num_rows > first:
-        move = pick(buffers.positions, launch_move_prompts, move_prompts_ref)
-        move(buffers, num_reqs, tree, num_prompt_rows, num_rows)
-    at_T = tree_of(buffers).path_sources[:num_rows]
-    buffers.features[:num_rows] = buffers.features[at_T]
-
-
-def tree_of(buffers: StepBuffers) -> TreeBuffers:
-    assert buffers.tree is not None, "buffers of an engine that drafts chains"
-    return buffers.tree
-
-
-def launch_move_prompts(
-    buffers: StepBuffers, num_reqs: int, tree: TreeRows, num_prompt_rows: int, num_rows: int
-) -> None:
-    _move_prompts_kernel[(1,)](
-        buffers.positions,
-        buffers.slot_mapping,
-        buffers.draft_input_ids,
-        tree_of(buffers).path_sources,
-        buffers.last_token_indices,
-        len(buffers.last_token_indices),
-        num_reqs,
-        num_prompt_rows,
-        num_rows,
-        N=tree.num_rows,
-        Q=tree.path_len,
-        BLOCK=AT_ONCE,
-        num_warps=8,
-        **launch_options(buffers.positions),
-    )
-
-
-@jit(varying=("max_reqs", "num_reqs", "num_prompt_rows", "num_rows"))
-def _move_prompts_kernel(
-    positions_ptr,  # [T]
-    slots_ptr,  # [T]
-    draft_ids_ptr,  # [T]
-    sources_ptr,  # [T] path_sources
-    last_rows_ptr,  # [max_reqs] last_token_indices
-    max_reqs,
-    num_reqs,
-    num_prompt_rows,
-    num_rows,
-    N: tl.constexpr,
-    Q: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    begin(PDL)
-    i = tl.arange(0, BLOCK)
-    first = num_reqs * Q
-    for start in range(first, num_rows, BLOCK):
-        t = start + i
-        inside = t < num_rows
-        source = t + num_reqs * (N - Q)
-        is_prompt = inside & (t < first + num_prompt_rows)
-        position = tl.load(positions_ptr + source, mask=is_prompt, other=0)
-        slot = tl.load(slots_ptr + source, mask=is_prompt, other=-1)
-        token = tl.load(draft_ids_ptr + source, mask=is_prompt, other=0)
-        # loads before stores: an iteration may write what it reads, but not what later ones read
-        tl.debug_barrier()
-        tl.store(positions_ptr + t, position, mask=inside)
-        tl.store(slots_ptr + t, slot, mask=inside)
-        tl.store(draft_ids_ptr + t, token, mask=inside)
-        tl.store(sources_ptr + t, tl.where(is_prompt, source, 0).to(tl.int64), mask=inside)
-    for start in range(num_reqs, max_reqs, BLOCK):
-        b = start + i
-        last = tl.load(last_rows_ptr + b, mask=b < max_reqs, other=0)
-        moved = last - num_reqs * (N - Q)
-        tl.store(last_rows_ptr + b, moved, mask=(b < max_reqs) & (last >= num_reqs * N))
-
-
-def move_prompts_ref(
-    buffers: StepBuffers, num_reqs: int, tree: TreeRows, num_prompt_rows: int, num_rows: int
-) -> None:
-    """Write the rows after the paths: those of prompts, which lay after the trees, then padding."""
-    N, Q = tree
-    first = num_reqs * Q
-    t_T = torch.arange(first, num_rows, device=buffers.positions.device)
-    is_prompt_T = t_T < first + num_prompt_rows
-    at_T = torch.where(is_prompt_T, t_T + num_reqs * (N - Q), 0)
-    padding = ((buffers.positions, 0), (buffers.slot_mapping, -1), (buffers.draft_input_ids, 0))
-    for buffer, value in padding:
-        buffer[first:num_rows] = torch.where(is_prompt_T, buffer[at_T], value)
-    tree_of(buffers).path_sources[first:num_rows] = at_T
-    last = buffers.last_token_indices[num_reqs:]
-    last.copy_(torch.where(last >= num_reqs * N, last - num_reqs * (N - Q), last))
 
 
 def launch_walk_trees(
     buffers: StepBuffers, state: RequestState, num_reqs: int, rows: TreeRows, has_words: bool
 ) -> None:
-    tree = tree_of(buffers)
+    tree = buffers.of_trees
     X = tree.shape.num_nodes
     _walk_trees_kernel[(num_reqs,)](
         buffers.results,
@@ -326,7 +223,7 @@ def _walk_trees_kernel(
 def walk_trees_ref(
     buffers: StepBuffers, state: RequestState, num_reqs: int, rows: TreeRows, has_words: bool
 ) -> None:
-    tree = tree_of(buffers)
+    tree = buffers.of_trees
     B = num_reqs
     N, Q = rows
     of_rows = (buffers.target_tokens, buffers.input_ids, tree.parents, buffers.sample_states)
@@ -366,15 +263,9 @@ def walk_trees_ref(
     last_B1 = chosen_BQ.gather(1, accepted_B[:, None])
     state.last_sampled_tokens[row_B] = last_B1[:, 0].clamp(min=0)
     state.num_live_drafts[row_B] = 0
-    _clear_chains(buffers, row_B < 0)
-
-
-def _clear_chains(buffers: StepBuffers, is_padding_B: Tensor) -> None:
-    """Reset what the levels of a chain start from."""
-    B = len(is_padding_B)
+    # the levels of a chain may be padded further than the pass before them
     buffers.draft_tokens[:B] = 0
-    # its levels may be padded further than the pass before them
-    buffers.draft_slots[:B].masked_fill_(is_padding_B, -1)
+    buffers.draft_slots[:B].masked_fill_(row_B < 0, -1)
 
 
 def _lay_out_paths(
@@ -386,7 +277,7 @@ def _lay_out_paths(
     accepted_B: Tensor,
 ) -> None:
     """Lay out the rows of paths for the draft, where they come from, and which cache slots move."""
-    tree = tree_of(buffers)
+    tree = buffers.of_trees
     B, Q = path_BQ.shape
     row_B1 = buffers.sample_mapping[:B, None]
     is_kept_BQ = (path_BQ >= 0) & (row_B1 >= 0)

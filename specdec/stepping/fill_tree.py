@@ -14,10 +14,10 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.overlap import begin
-from specdec.proposal.tree import paths
 from specdec.sizes import BLOCK_SIZE
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
+from specdec.stepping.tree import paths
 from specdec.stepping.tree_buffers import TreeBuffers
 
 
@@ -36,8 +36,7 @@ def fill_tree(
 def launch_fill_tree(
     buffers: StepBuffers, state: RequestState, num_reqs: int, num_rows: int, max_model_len: int
 ) -> None:
-    tree = buffers.tree
-    assert tree is not None, "buffers of an engine that drafts chains"
+    tree = buffers.of_trees
     N = num_rows
     _fill_tree_kernel[(num_reqs,)](
         buffers.input_ids,
@@ -174,8 +173,7 @@ class Rows(NamedTuple):
 def fill_tree_ref(
     buffers: StepBuffers, state: RequestState, num_reqs: int, num_rows: int, max_model_len: int
 ) -> None:
-    tree = buffers.tree
-    assert tree is not None, "buffers of an engine that drafts chains"
+    tree = buffers.of_trees
     B = num_reqs
     row_B = buffers.idx_mapping[:B]  # -1 for padding, which reads the scratch row
     N = num_rows

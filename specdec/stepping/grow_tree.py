@@ -27,10 +27,10 @@ from specdec.kernels.best_children import (
 )
 from specdec.kernels.choose_token import noise_ref
 from specdec.kernels.overlap import begin, let_the_next_start, wait_for_inputs
-from specdec.proposal.tree import ROOT, best, depths, kept_nodes, log_probs, perturbed
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
 from specdec.stepping.stop_drafting import count_drafting, decide, decide_ref, drafting_ref
+from specdec.stepping.tree import ROOT, best, depths, kept_nodes, log_probs, perturbed
 from specdec.stepping.tree_buffers import TreeBuffers
 
 KEEP_BLOCK, KEEP_STEP = 128, 64  # candidates that are ranked at a time, and against how many
@@ -57,8 +57,7 @@ class TreeLevel:
 
     @property
     def tree(self) -> TreeBuffers:
-        assert self.buffers.tree is not None, "buffers of an engine that drafts chains"
-        return self.buffers.tree
+        return self.buffers.of_trees
 
     @property
     def rows_per_req(self) -> int:

@@ -36,7 +36,7 @@ class StepResult:
     prompt_logprobs: Sequence[StepLogprobs | None] = ()  # one per part of a prompt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ResultColumns:
     """How a row of the buffers' results is read, of a round of chains or of trees.
 
@@ -47,24 +47,8 @@ class ResultColumns:
 
     path_len: int  # K + 1
     num_drafts: int
-    is_tree: bool
     num_confidences: int = 0
-
-    @staticmethod
-    def of_chains(buffers: StepBuffers) -> "ResultColumns":
-        return ResultColumns(
-            path_len=buffers.sampled_tokens.shape[1],
-            num_drafts=buffers.verified_tokens.shape[1],
-            is_tree=False,
-            num_confidences=buffers.confidences.shape[1],
-        )
-
-    @staticmethod
-    def of_trees(buffers: StepBuffers) -> "ResultColumns":
-        assert buffers.tree is not None, "buffers of an engine that drafts chains"
-        num_nodes = buffers.tree.shape.num_nodes
-        path_len = buffers.sampled_tokens.shape[1]
-        return ResultColumns(path_len=path_len, num_drafts=num_nodes, is_tree=True)
+    is_tree: bool = False
 
     def drafts(self, rows: list[list[int]]) -> "Drafts":
         """Cut drafts to the verified ones: nodes of trees that had no row are left out."""
@@ -194,11 +178,12 @@ class Results:
         self._results = results = buffers.results
         shape = (NUM_SLOTS, *results.shape)
         self._slots_cpu = torch.zeros(shape, dtype=results.dtype, pin_memory=results.is_cuda)
-        self._columns = ResultColumns.of_chains(buffers)
+        Q, K = buffers.sampled_tokens.shape[1], buffers.verified_tokens.shape[1]
+        self._columns = ResultColumns(Q, K, buffers.confidences.shape[1])
         self._chains = SentProposals([buffers.draft_tokens])
         tree = buffers.tree
         if tree is not None:
-            self._columns_of_trees = ResultColumns.of_trees(buffers)
+            self._columns_of_trees = ResultColumns(Q, tree.shape.num_nodes, is_tree=True)
             self._trees = SentProposals([tree.proposed_nodes, tree.proposed_parents])
         self._sent = [
             torch.cuda.Event(enable_timing=True) if results.is_cuda else None  # type: ignore[no-untyped-call]

@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from graphs.dispatch import Dispatch
 from specdec.requests.sampling_flags import GREEDY, SamplingFlags
 from specdec.scheduling.work import PromptPart
-from specdec.stepping.row_masks import RowMasks
 
 
 class Proposal(NamedTuple):
@@ -18,6 +19,13 @@ class Proposal(NamedTuple):
 
     is_drawn: bool
     is_tree: bool
+
+
+class RowMasks(NamedTuple):
+    """The tokens that grammars allow after X decided rows; all other rows may take any token."""
+
+    row_X: np.ndarray  # int64
+    bits_XW: np.ndarray  # int32 [X, ceil(V / 32)] a bit for each id, the lowest first
 
 
 BEST_CHAINS = Proposal(is_drawn=False, is_tree=False)

@@ -14,7 +14,7 @@ import torch
 from graphs.modes import CUDAGraphMode
 from graphs.tape.backend import TapeBackend
 from specdec import LLM, SamplingParams, sizes
-from specdec.engine import _chains_in_trees
+from specdec.feedback import _chains_in_trees
 from specdec.requests.metrics import Counter
 from specdec.scheduling.round_history import IMPROBABLE
 from specdec.scheduling.row_planner import RoundPlan
@@ -358,10 +358,10 @@ def test_on_a_gpu_texts_are_those_of_plain_decoding(prompts, draft):
 def chains_seen(llm, kinds, prompts, params):
     """What the planner is told of each round's chains, by prompt and tokens before it."""
     planned(llm, kinds)
-    engine, seen = llm.engine, {}
-    real = engine._observation
+    feedback, planner, seen = llm.engine.feedback, llm.engine.planner, {}
+    real = feedback._observation
 
-    def observation(planner, work, result):
+    def observation(work, result):
         bounds = [request.num_speculative_tokens for request in work.verifying]
         behind = [(tuple(each.prompt_token_ids), each.num_tokens) for each in work.verifying]
 
@@ -373,7 +373,7 @@ def chains_seen(llm, kinds, prompts, params):
                     seen[at] = chains.confidences[b], *map(int, numbers)
 
         planner.observe = keep
-        told = real(planner, work, result)
+        told = real(work, result)
 
         def tell(has_time):
             planner.observe_trees = keep
@@ -381,7 +381,7 @@ def chains_seen(llm, kinds, prompts, params):
 
         return tell
 
-    engine._observation = observation
+    feedback._observation = observation
     llm.generate(prompts, params, use_tqdm=False)
     return seen
 

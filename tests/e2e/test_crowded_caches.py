@@ -173,7 +173,7 @@ class Soak:
                     faults = list(faults_of(sample, other, other, has_other_drafts=True))
                     assert faults == [], (name, later[i])
                 count_happenings(request, NAMES[i % self.num_plans % len(NAMES)], total)
-            llm.engine.runner.clear_graphs()
+            llm.engine.runner.graphs.clear_all_graphs()
         return total
 
 

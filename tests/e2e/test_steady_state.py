@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 from specdec import LLM
 from specdec.requests.row_start import RowStart
 from specdec.scheduling.work import PromptPart
+from tests.specdec.buffer_tensors import buffer_tensors
 
 HOST_READS = {
     torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.numpy,
@@ -114,5 +115,5 @@ def addresses(runner):
         for name, value in vars(runner.state).items()
         if isinstance(value, torch.Tensor)
     }
-    buffers = {name: value.data_ptr() for name, value in runner.buffers.tensors().items()}
+    buffers = {name: value.data_ptr() for name, value in buffer_tensors(runner.buffers).items()}
     return state, buffers, runner.target_cache.data_ptr(), runner.draft_cache.data_ptr()

@@ -9,7 +9,7 @@ from specdec.kernels import move_slots
 from specdec.kernels.attention import launch, launch_plan
 from specdec.kernels.attention.wide_walk import WideWalk
 from specdec.sampler import process_logits, row_parameters
-from specdec.stepping import commit_tree, fill_tree, grow_tree
+from specdec.stepping import commit_tree, fill_tree, gather_paths, grow_tree
 from tests.e2e.caches import cache_rows, poison_nodes
 from tests.naive_eagle import borrow, read_draft
 from tests.naive_tree import GREEDY, Sampling, Shape, TreeDecoding
@@ -494,7 +494,7 @@ def test_the_kernels_of_a_gpu_make_the_same_rounds(monkeypatch, prompts, thresho
         return [(output.outputs[0].token_ids, output.stats.rounds) for output in outputs]
 
     expected = run()
-    of_trees = (fill_tree, commit_tree, grow_tree, move_slots)
+    of_trees = (fill_tree, commit_tree, gather_paths, grow_tree, move_slots)
     for module in (*of_trees, process_logits, row_parameters):
         monkeypatch.setattr(module, "pick", lambda tensor, launch, twin: launch)
     assert run() == expected

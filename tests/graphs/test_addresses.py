@@ -6,7 +6,7 @@ import torch
 
 from graphs.addresses import addresses, check_addresses, debug_enabled
 from graphs.context import ForwardContext
-from graphs.errors import CaptureError
+from graphs.protocol import CaptureError
 
 
 @dataclass(slots=True)

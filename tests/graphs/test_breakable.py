@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from graphs.breakable import BreakableCUDAGraphCapture, eager_break_during_capture
-from graphs.errors import CaptureError
 from graphs.modes import CUDAGraphMode
+from graphs.protocol import CaptureError
 
 
 @pytest.fixture

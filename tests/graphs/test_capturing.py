@@ -7,7 +7,7 @@ from graphs.capturing import (
     set_cudagraph_capturing_enabled,
     validate_cudagraph_capturing_enabled,
 )
-from graphs.errors import CaptureError
+from graphs.protocol import CaptureError
 
 
 @pytest.fixture

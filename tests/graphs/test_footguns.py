@@ -6,8 +6,8 @@ import torch
 from graphs.breakable import BreakableCUDAGraphCapture, eager_break_during_capture
 from graphs.capturing import set_cudagraph_capturing_enabled
 from graphs.context import get_forward_context
-from graphs.errors import CaptureError
 from graphs.modes import BatchDescriptor, CUDAGraphMode
+from graphs.protocol import CaptureError
 from graphs.wrapper import BreakableCUDAGraphWrapper, CUDAGraphWrapper, capture_graph
 
 FULL, PIECEWISE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE

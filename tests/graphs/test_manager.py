@@ -8,10 +8,9 @@ import torch
 from graphs.breakable import BreakableCUDAGraphCapture
 from graphs.context import ForwardContext, get_forward_context, set_forward_context
 from graphs.counters import GraphCounters, summary
-from graphs.errors import CaptureError
 from graphs.manager import CudaGraphManager
 from graphs.modes import BatchDescriptor, CUDAGraphMode
-from graphs.protocol import GraphHooks
+from graphs.protocol import CaptureError, GraphHooks
 from graphs.sizes import CaptureSizes, capture_sizes
 from graphs.tape.backend import TapeBackend
 

@@ -5,9 +5,8 @@ import torch
 
 from graphs.capturing import set_cudagraph_capturing_enabled
 from graphs.context import ForwardContext, set_forward_context
-from graphs.errors import CaptureError
 from graphs.modes import BatchDescriptor, CUDAGraphMode
-from graphs.protocol import GraphHooks
+from graphs.protocol import CaptureError, GraphHooks
 from graphs.wrapper import BreakableCUDAGraphWrapper, CUDAGraphOptions, CUDAGraphWrapper
 
 FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE

@@ -17,6 +17,7 @@ from specdec.requests.row_start import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes, TreeShape
+from tests.specdec.buffer_tensors import buffer_tensors
 from tests.specdec.tiny_pair import changed, lively, random_draft
 from tests.weights.tiny import eagle1_config, eagle3_config, tiny_target
 from weights import LoadedEagle, LoadedTarget
@@ -245,7 +246,7 @@ class Walk:
 
 def poison(runner: Runner) -> None:
     """Buffers, free rows, the scratch row where steps write it, scratch blocks, tile plans."""
-    for name, buffer in runner.buffers.tensors().items():
+    for name, buffer in buffer_tensors(runner.buffers).items():
         if not buffer.is_floating_point() and name not in ("results", "votes"):
             buffer.fill_(BAD)
     poison_floats(runner)
@@ -264,7 +265,7 @@ def poison(runner: Runner) -> None:
 
 
 def poison_floats(runner: Runner) -> None:
-    for buffer in runner.buffers.tensors().values():
+    for buffer in buffer_tensors(runner.buffers).values():
         if buffer.is_floating_point():
             buffer.fill_(torch.nan)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from graphs.context import ForwardContext, set_forward_context
-from graphs.errors import CaptureError
 from graphs.modes import BatchDescriptor, CUDAGraphMode
+from graphs.protocol import CaptureError
 from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig, graph_modes
 from specdec.passes.contexts import PassContexts
@@ -208,7 +208,7 @@ def test_engines_of_one_process_may_all_be_split_by_torch_compile(expected):
         for _ in range(2):
             runner = tiny_runner(pair, 3, config, captures)
             assert all(counter.captures for counter in runner.graphs.counters().values())
-            runner.clear_graphs()
+            runner.graphs.clear_all_graphs()
 
 
 def test_every_family_warms_up_in_mode_none_and_is_captured_in_its_own(monkeypatch, expected):
@@ -237,7 +237,7 @@ def test_cleared_graphs_give_the_memory_back_and_eager_goes_on(expected, backend
     pair, oracle, trace = expected("eagle3", 3, device)
     runner = tiny_runner(pair, 3, GraphConfig(request_sizes=(32,), token_sizes=(48,)), captures)
     assert min(held_bytes(runner)) > 0
-    runner.clear_graphs()
+    runner.graphs.clear_all_graphs()
     assert set(held_bytes(runner)) == {0}
     assert_same(walked(runner, oracle, is_poisoned=True).trace, trace)
     assert all(not counter.replays for counter in runner.graphs.counters().values())
@@ -252,7 +252,7 @@ def test_measuring_keeps_no_graph(expected, backend):
     )
     assert set(runner.measure().values()) == {0}
     runner = tiny_runner(pair, 3, GraphConfig(request_sizes=(8,), token_sizes=(16,)), captures)
-    runner.clear_graphs()
+    runner.graphs.clear_all_graphs()
     found = runner.measure()
     assert all(size > 0 for name, size in found.items() if not name.endswith("_sampled"))
     assert set(held_bytes(runner)) == {0}

@@ -60,13 +60,11 @@ def test_the_widened_pair_keeps_tokens_and_acceptance(pair, prompts, references,
     assert abs(accepted[0] - accepted[1]) <= 2
 
 
-def test_widen_says_how_much_it_writes_and_how_far_it_is_without_a_terminal(widened):
+def test_widen_says_how_much_it_writes(widened):
     out, said = widened
     files = list(out.rglob("*.safetensors"))
     size = f"{sum(file.stat().st_size for file in files) / 1e6:.0f} MB"
-    assert said[0] == f"writes {size} to {out}"
-    assert 3 <= len(said) <= 12
-    assert said[-1] == f"written: {size} of {size}"
+    assert said == [f"writes {size} to {out}"]
     assert {file.name for file in out.parent.iterdir()} == {"out"}
     assert {file.name for file in out.iterdir()} == {*MODELS, "prompts.json"}
 
@@ -124,7 +122,7 @@ def test_a_source_without_all_files_is_refused_before_anything_is_written(
     assert [file.name for file in tmp_path.iterdir()] == ["source"]
 
 
-@pytest.mark.parametrize("name", ["config.json", "more.safetensors"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_pipe_in_a_source_is_refused_and_not_waited_for(tmp_path, name):
     shutil.copytree(demo_directory("target").parent, tmp_path / "source")
     (tmp_path / "source" / "target" / name).unlink(missing_ok=True)
@@ -158,16 +156,13 @@ def test_a_pair_is_not_widened_in_its_own_directory(tmp_path):
         widen_tiny(tmp_path, tmp_path / "link")
 
 
-def test_a_shard_that_cannot_be_read_or_written_is_named(tmp_path, monkeypatch):
+def test_a_shard_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise SafetensorError("no space left")
 
     source = demo_directory("target").parent
     monkeypatch.setattr(weights.convert, "save_file", fail)
     with pytest.raises(OSError, match=r"model-00001-of-00013\.safetensors: not written: no space"):
-        widen_tiny(source, tmp_path)
-    monkeypatch.setattr(weights.widen, "load_file", fail)
-    with pytest.raises(ValueError, match=r"target/model.*\.safetensors: not read: no space"):
         widen_tiny(source, tmp_path)
 
 

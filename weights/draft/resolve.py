@@ -8,20 +8,21 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from weights.bind import check_dtypes, file_names
 from weights.config import EagleConfig, TargetConfig
 from weights.draft.layer import ATTENTION, resolve_layer
-from weights.draft.layouts import ONLY, Evidence, find_layout
+from weights.draft.layouts import ONLY, Evidence, Layout, find_layout
 from weights.draft.norms import resolve_norms
 from weights.draft.sources import Sources
-from weights.draft.taps import KEYS, resolve_taps
-from weights.fields import Fields, layer_types, read_json_object, refuse_values
+from weights.fields import Fields, Range, layer_types, read_json_object, refuse_values
 from weights.files.header import TensorEntry
 from weights.files.reader import Reader
 from weights.rename import DRAFT_ROWS, rename
 from weights.report import Log
+from weights.shapes import check_dtypes, file_names
 
 LAYER = re.compile(r"layers\.([0-9]{1,9})\.")
+TAP_KEYS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
+TAPPED_LAYERS = Range(0, 2**31 - 1)  # -1, the output before the first layer, is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,8 @@ def _config(sources: Sources) -> EagleConfig:
     V, W = _vocabulary(sources)
     Dt = _target_hidden_size(sources, layer.hidden_size)
     has_fc, boundaries = _features(sources, entry, Dt)
+    has_window = "sliding_attention" in layer_types(fields)
+    has_window = has_window or fields.get(bool, "use_sliding_window", False)
     config = EagleConfig(
         format=sources.layout.name,
         layer=layer,
@@ -84,7 +87,7 @@ def _config(sources: Sources) -> EagleConfig:
         has_fc=has_fc,
         fc_bias=_fc_bias(sources, entry),
         has_d2t=sources.has("d2t") or W != V,
-        sliding_window=_sliding_window(fields),
+        sliding_window=fields.need(int, "sliding_window") if has_window else None,
     )
     config = dataclasses.replace(
         resolve_norms(sources, config),
@@ -170,9 +173,9 @@ def _features(sources: Sources, entry: str, Dt: int) -> tuple[bool, tuple[int, .
         if sources.aux_layers is not None:
             line = f"aux_layers {sources.aux_layers}: this draft reads none"
             fields.add_problem(f"{line} ({source})")
-        sources.ignore("this draft reads the target's hidden after its final norm", *KEYS)
+        sources.ignore("this draft reads the target's hidden after its final norm", *TAP_KEYS)
         return entry == "fc" or sources.has("fc.weight"), ()
-    return True, resolve_taps(sources, _num_taps(sources, Dt))
+    return True, _resolve_taps(sources, _num_taps(sources, Dt))
 
 
 def _num_taps(sources: Sources, Dt: int) -> int | None:
@@ -184,6 +187,53 @@ def _num_taps(sources: Sources, Dt: int) -> int | None:
         sources.fields.problems.add(f"{sources.held['fc.weight'].where} {line}")
         return None
     return width // Dt
+
+
+def _resolve_taps(sources: Sources, num_taps: int | None) -> tuple[int, ...]:
+    """Which hidden states of the target a draft reads: boundary i is the stream entering layer i.
+
+    Files name them as boundaries, or by the layer whose output it is (boundary - 1), and the two
+    look alike. The format decides; an id equal to the number of layers can only be a boundary.
+    num_taps: how many fc takes, None if unknown
+    """
+    fields = sources.fields
+    L = sources.target.num_layers if sources.target else None
+    key = fields.first(*TAP_KEYS)
+    ids = fields.ints(key, TAPPED_LAYERS) if key else None
+    if sources.aux_layers is not None:
+        boundaries, source = sources.aux_layers, "argument aux_layers (boundaries)"
+    elif key and ids:
+        boundaries, source = _from_ids(ids, sources.layout, L, fields.source(key))
+    elif L is None:
+        default = "default, depends on the target's L layers"
+        sources.log.add("aux_boundaries", "(2, L//2, L-3)", default)
+        return ()
+    else:
+        boundaries, source = (2, L // 2, L - 3), "default (2, L//2, L-3)"
+    sources.log.add("aux_boundaries", boundaries, source)
+    if num_taps is not None and len(boundaries) != num_taps:
+        fields.problems.add(
+            f"{sources.held['fc.weight'].where} takes {num_taps} hidden states of the target, "
+            f"{len(boundaries)} layers {boundaries} come from {source}: list as many in "
+            f"config.json's {key or TAP_KEYS[0]}, or in Python's aux_layers"
+        )
+    named = f"boundaries {boundaries} from {source}"
+    if len(set(boundaries)) < len(boundaries):
+        fields.add_problem(f"{named} name a layer more than once")
+    if L is not None and not all(0 <= boundary <= L for boundary in boundaries):
+        fields.add_problem(f"{named} must lie in 0..{L}, the target has {L} layers")
+    return boundaries
+
+
+def _from_ids(
+    ids: tuple[int, ...], layout: Layout, L: int | None, source: str
+) -> tuple[tuple[int, ...], str]:
+    if layout.layer_ids == "boundary":
+        return ids, f"{source} (boundaries, as {layout.name} has them)"
+    if L is not None and max(ids) == L:
+        return ids, f"{source} (boundaries: {L} layers, and {L} is no layer's output)"
+    meaning = f"outputs of layers, as {layout.name} has them, +1"
+    return tuple(i + 1 for i in ids), f"{source} {list(ids)} ({meaning})"
 
 
 def _fc_bias(sources: Sources, entry: str) -> bool:
@@ -198,14 +248,7 @@ def _owns(sources: Sources, field: str, name: str) -> bool:
     return found
 
 
-def _sliding_window(fields: Fields) -> int | None:
-    kinds = layer_types(fields)
-    is_on = "sliding_attention" in kinds or fields.get(bool, "use_sliding_window", False)
-    return fields.need(int, "sliding_window") if is_on else None
-
-
 def _check_borrowing(config: EagleConfig, sources: Sources) -> None:
-    """Check that what is borrowed fits."""
     fields = sources.fields
     files = file_names(sources.held)
     D = config.layer.hidden_size

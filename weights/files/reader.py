@@ -1,15 +1,11 @@
 """A checkpoint directory as a table of tensors: one safetensors file, or shards with an index.
 
-Everything the headers and the index say is checked first; `read` and `read_into` then copy one
-tensor at a time out of a memory map, straight to a device; `copy_job` is for staging.py, which is
-faster to a GPU. The only state is the open files and their maps: threads may read in parallel.
+Everything the headers and the index say is checked first; `read`, `read_into` and `read_bytes` then
+copy what lies in the files. The only state is the open files: threads may read in parallel.
 """
 
-import ctypes
-import mmap
 import os
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -17,7 +13,6 @@ from torch import Tensor
 from weights.errors import CheckpointError, Problems
 from weights.files.guard import is_file_name, is_there, open_file, read_object
 from weights.files.header import TORCH_DTYPES, TensorEntry, read_header
-from weights.files.staging import CopyJob, read_exactly
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -35,11 +30,6 @@ class Reader:
         opened = {file: open_file(file, self.problems) for file in files}
         self.problems.raise_if_any()
         self._files = {file: stream for file, stream in opened.items() if stream is not None}
-        mapped = {
-            file: _mapped(file, stream, self.problems) for file, stream in self._files.items()
-        }
-        self.problems.raise_if_any()
-        self._maps = {file: each for file, each in mapped.items() if each is not None}
 
     def read(self, name: str, device: torch.device | str = "cpu") -> Tensor:
         """One tensor with the dtype and shape of its header, in memory of its own."""
@@ -49,33 +39,31 @@ class Reader:
 
     def read_into(self, name: str, out: Tensor) -> None:
         """Overwrite a contiguous tensor of the header's shape, cast on its device to its dtype."""
-        entry = self._entry_for(name, out)
-        dtype = self.dtype(name)
-        if not entry.num_bytes:
-            return
-        mapped = self._maps[entry.file]
-        raw = torch.frombuffer(mapped, dtype=torch.uint8, count=entry.num_bytes, offset=entry.start)
-        if out.dtype == dtype:
-            # as bytes: a file may hold tensors at odd addresses
-            out.view(-1).view(torch.uint8).copy_(raw)
-        else:
-            out.copy_(raw.to(out.device, copy=True).view(dtype).reshape(entry.shape))
+        shape, dtype = self.entries[name].shape, self.dtype(name)
+        assert out.shape == shape, f"{name}: {tuple(out.shape)} for {shape}"
+        is_stored = out.dtype == dtype and out.device.type == "cpu"
+        stored = out if is_stored else torch.empty(shape, dtype=dtype)
+        self.read_bytes(name, 0, as_bytes(stored))
+        if not is_stored:
+            out.copy_(stored.to(out.device))
 
-    def copy_job(self, name: str, out: Tensor) -> CopyJob:
-        """The job of copying a tensor's bytes to a contiguous one of its shape and dtype."""
-        entry = self._entry_for(name, out)
-
-        def read(buffer: ctypes.Array[ctypes.c_char], start: int) -> None:
+    def read_bytes(self, name: str, start: int, out: Tensor) -> None:
+        """Fill a uint8 tensor on the CPU with the bytes of a tensor from byte `start` of it on."""
+        entry = self.entries[name]
+        assert start + len(out) <= entry.num_bytes, f"{name}: {start} + {len(out)} bytes"
+        view = out.numpy().data
+        done = 0
+        while done < len(view):
             try:
-                is_whole = read_exactly(self._files[entry.file].fileno(), buffer, start)
+                place = entry.start + start + done
+                count = os.preadv(self._files[entry.file].fileno(), [view[done:]], place)
             except OSError as error:
                 line = f"{entry.where} cannot be read: {error.strerror}"
                 raise CheckpointError(self.directory, (line,)) from error
-            if not is_whole:
+            if count == 0:
                 line = f"{entry.where} has lost its end since it was opened"
                 raise CheckpointError(self.directory, (line,))
-
-        return CopyJob(read, entry.start, out.view(-1).view(torch.uint8))
+            done += count
 
     def dtype(self, name: str) -> torch.dtype:
         entry = self.entries[name]
@@ -84,21 +72,10 @@ class Reader:
             raise CheckpointError(self.directory, (line,))
         return TORCH_DTYPES[entry.dtype]
 
-    def _entry_for(self, name: str, out: Tensor) -> TensorEntry:
-        entry = self.entries[name]
-        assert out.shape == entry.shape, f"{name}: {tuple(out.shape)} for {entry.shape}"
-        return entry
 
-
-def _mapped(file: Path, stream: BinaryIO, problems: Problems) -> mmap.mmap | None:
-    """A private map: torch wants a writable buffer, the files are never written."""
-    try:
-        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-    except (OSError, ValueError, OverflowError) as error:
-        size = os.fstat(stream.fileno()).st_size
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
-        problems.add(f"{file.name}: {size} bytes cannot be mapped into memory ({reason})")
-        return None
+def as_bytes(tensor: Tensor) -> Tensor:
+    """View a contiguous tensor as its bytes."""
+    return tensor.view(-1).view(torch.uint8)
 
 
 def _entries(directory: Path, problems: Problems) -> dict[str, TensorEntry]:

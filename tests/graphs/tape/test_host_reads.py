@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from graphs.errors import CaptureError
 from graphs.modes import BatchDescriptor
+from graphs.protocol import CaptureError
 from graphs.wrapper import capture_graph
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from graphs.breakable import BreakableCUDAGraphCapture, eager_break_during_capture
-from graphs.errors import CaptureError
 from graphs.modes import BatchDescriptor
+from graphs.protocol import CaptureError
 from graphs.tape.backend import TapeBackend
 from graphs.wrapper import capture_graph
 

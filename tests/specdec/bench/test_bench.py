@@ -24,7 +24,7 @@ from specdec.bench.serving import Outputs
 from specdec.bench.timing import Spread, steady, time_phases, wrapped
 from specdec.bench.trees import NEVER
 from specdec.cli import main
-from specdec.cli.choices import SUITES
+from specdec.cli.bench_choices import SUITES
 from specdec.kernels.compilations import Compilations
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import TreeShape

@@ -30,6 +30,8 @@ SERVE = [
     ("inspect ./nowhere", "target ./nowhere: no such directory"),
     ("inspect demo/eagle3 --target ./nowhere", "target ./nowhere: no such directory"),
     ("tune ./nowhere", "target ./nowhere: no such directory"),
+    ("tune demo --dtype int8", "--dtype 'int8': allowed are auto, float32"),
+    ("widen ./out --dtype int8", "--dtype int8: allowed are bfloat16, float32"),
     ("bench ./nowhere", "target ./nowhere: no such directory"),
     ("chat ./nowhere", "target ./nowhere: no such directory"),
     ("verify demo ./nowhere", "draft ./nowhere: no such directory"),

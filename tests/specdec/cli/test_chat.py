@@ -74,11 +74,11 @@ def test_chat_remembers_the_conversation_until_reset(chat, answers):
 def test_what_chat_says_by_itself_fits_60_columns(chat, monkeypatch):
     monkeypatch.setattr("specdec.cli.figures.LEAST_ROUNDS", 1)
     monkeypatch.setattr(RequestStats, "mean_acceptance_length", property(lambda self: 1.05))
-    lines = ["a", KeyboardInterrupt, "/help", "sort " * 38, "n", "/exit"]
-    options = ("--max-model-len", "64", "--max-tokens", "24", "--temperature", "0.5")
+    lines = ["a", KeyboardInterrupt, "/help", "/exit"]
+    options = ("--max-tokens", "24", "--temperature", "0.5")
     _, _, err = chat(lines, *options)
     said = [line.removeprefix("> ") for line in err.splitlines()[1:]]  # after what runs
-    for words in ("/reset starts", "no command /help", "Drop the oldest", "/exit or", "hardly any"):
+    for words in ("/reset starts", "no command /help", "/exit or", "hardly any"):
         assert any(words in line for line in said), words
     assert [line for line in said if len(line) > COLUMNS] == []
 
@@ -118,36 +118,12 @@ def test_ctrl_c_ends_an_answer_and_keeps_its_beginning(chat, answers, monkeypatc
     assert out == f"{beginning}\n{answers('a', beginning, 'b')}\n"
 
 
-@pytest.mark.parametrize(
-    "reply", ["", *(pytest.param(each, marks=pytest.mark.slow) for each in ("y", "n", None))]
-)
-def test_a_conversation_that_is_too_long_may_lose_its_oldest_turns(chat, answers, reply):
-    options = ("--max-model-len", "64", "--system", "be brief")
-    lines = ["a word", "sort it", "sort " * 36, reply, "/reset", "/exit"]
-    code, out, err = chat(lines, *options)
-
-    def answer(*contents: str) -> str:
-        return answers(*contents, roles=("system", *("user", "assistant") * 2, "user"))
-
-    first = answer("be brief", "a word")
-    second = answer("be brief", "a word", first, "sort it")
-    assert code == 0
-    assert "tokens and 63 fit.\nDrop the oldest 2 turns and go on? [Y/n] " in err
-    last = answer("be brief", ("sort " * 36).strip()) if reply in ("", "y") else ""
-    assert out == f"{first}\n{second}\n" + (last and f"{last}\n")
-
-
-def test_a_message_that_is_too_long_by_itself_drops_nothing(chat, answers):
-    code, out, err = chat(["a", "word " * 100, "b", None], "--max-model-len", "64")
-
-    assert (code, "Drop the oldest" in err) == (0, False)
-    assert out == f"{answers('a')}\n{answers('a', answers('a'), 'b')}\n"
-
-
 def test_a_conversation_that_is_too_long_can_start_over(chat, answers):
-    code, out, err = chat(["word " * 100, "a", None], "--max-model-len", "64")
+    lines = ["a", "word " * 100, "b", "/reset", "a", None]
+    code, out, err = chat(lines, "--max-model-len", "64")
 
-    assert (code, out) == (0, answers("a") + "\n")
+    first = answers("a")
+    assert (code, out) == (0, f"{first}\n{answers('a', first, 'b')}\n{first}\n")
     assert "leaves no room for an answer in --max-model-len 64" in err
     assert "/reset starts over" in err.split("leaves no room")[1]
 

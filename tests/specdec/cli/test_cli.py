@@ -151,7 +151,7 @@ def test_show_drafts_puts_the_legend_in_front_of_the_prompt():
 def test_charts_without_matplotlib_are_refused_before_anything_is_measured(
     run, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr("specdec.cli.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("specdec.cli.before_torch.find_spec", lambda name: None)
     code, out, err = run("bench", "--charts", str(tmp_path))
 
     assert (code, out) == (2, "")
@@ -301,10 +301,6 @@ def test_standard_input_may_be_closed(run, monkeypatch, args, message):
         (
             ("bench", "--contexts", "70"),
             "--contexts 70 is for the suites exactness, context: give one of them too",
-        ),
-        (
-            ("bench", "--rounds-of-memory", "7"),
-            "--rounds-of-memory 7 is for the suite cold alone",
         ),
         (("chat", "demo", "-k", "3"), "give --draft too"),
         (("chat", "demo", "--temperature", "-1"), "--temperature -1"),

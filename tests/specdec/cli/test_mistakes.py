@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import specdec.bench.pair
-import specdec.cli.load
+import specdec.cli.checkpoints
 import specdec.start.load
 from weights.demo import demo_directory
 
@@ -75,7 +75,6 @@ MISTAKES = [
         "bench demo --adaptive",
         "--adaptive is for the suites loop, noise, requests, cold: give",
     ),
-    ("bench demo --chains", "--chains is for the suites loop, noise, requests: give one of"),
     (
         "bench demo --trees 8x6x4",
         "--trees 8x6x4 is for the suites context, trees: give one of them",
@@ -89,7 +88,6 @@ MISTAKES = [
     ("bench demo --suite trees --trees 9x1x4", "--trees 9x1x4: a tree has 1 level or more, a top"),
     ("bench demo --suite trees --thresholds x", "--thresholds x: give numbers with commas between"),
     ("bench demo --suite trees --thresholds 2", "--thresholds 2: give numbers of at least -1.0,"),
-    ("bench demo --suite loop --chains", "--chains without --adaptive, whose drafts may be trees"),
     ("generate demo x -k 3", "--num-speculative-tokens 3 without a draft: give --draft too"),
     ("generate demo x --acceptance block", "--acceptance block without a draft: give --draft"),
     ((*SAMPLED, "--acceptance", "fast"), "--acceptance 'fast': allowed are exact, rejection, bl"),
@@ -128,8 +126,7 @@ MISTAKES = [
     ("bench --batch many", "--batch many: give integers with commas between them"),
     ("bench --num-prompts 0", "--num-prompts 0: "),
     ("bench --batch 0", "--batch 0: give numbers of at least 1, at most 4096"),
-    ("bench --batch 8 --max-num-seqs 4", "--max-num-seqs 4 with --batch 8: give at least 8"),
-    ("bench --gpu-memory-utilization 0.5", "is for the suite cold alone: give --suite cold too"),
+    ("bench --gpu-memory-utilization 0.5", "no such option: --gpu-memory-utilization"),
     ("bench --suite noise --enforce-eager", "with the suite noise, which measures graphs"),
     ("bench --suite context --max-model-len 64", "is for the suites protocol, rounds, exactness"),
     ("bench --prompts {}/text", "give JSON"),
@@ -160,10 +157,10 @@ def make_place(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """No weights, no input, no matplotlib."""
-    for module in (specdec.start.load, specdec.bench.pair, specdec.cli.load):
+    for module in (specdec.start.load, specdec.bench.pair, specdec.cli.checkpoints):
         monkeypatch.setattr(module, "load_target", lambda *_, **__: pytest.fail("weights read"))
     monkeypatch.setattr(sys, "stdin", StringIO("\n"))
-    monkeypatch.setattr("specdec.cli.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("specdec.cli.before_torch.find_spec", lambda name: None)
 
 
 @pytest.mark.parametrize("args, words", MISTAKES)

@@ -23,7 +23,8 @@ def without(monkeypatch):
 
     def hide(module: str) -> None:
         monkeypatch.setattr(
-            "specdec.cli.extras.find_spec", lambda name: None if name == module else find_spec(name)
+            "specdec.cli.before_torch.find_spec",
+            lambda name: None if name == module else find_spec(name),
         )
 
     return hide
@@ -92,8 +93,8 @@ def test_small_pieces_are_sent_without_delay():
     [
         ("x", "URL x: give one that begins with http"),
         ("http://127.0.0.1:9", "http://127.0.0.1:9/v1/models: "),
-        ("http://x --request-rate 1,0", "--request-rate 1,0: give numbers above 0"),
-        ("http://x --timeout 0", "--timeout 0: give a number of seconds above 0"),
+        ("http://x --request-rate 1,0", "--request-rate 1,0: give numbers of at least 0.001"),
+        ("http://x --timeout 0", "--timeout 0.0: give a number from 0.001"),
         ("http://x --goodput ttft", "--goodput ttft: give any of ttft, tpot, itl, e2e"),
         ("http://x --json nowhere/a.json", "there is no directory nowhere"),
         ("http://x --json tests", "--json tests: a directory; give a file"),

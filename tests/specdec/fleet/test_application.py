@@ -193,7 +193,7 @@ def test_mistakes_are_seen_where_they_are_made(changed, words):
 
 def test_every_option_of_an_engine_is_taken():
     from specdec.fleet import EngineStage, build_app
-    from specdec.fleet.stage import SERVER_OPTIONS
+    from specdec.fleet.stage import STAGE_OPTIONS
 
     defaults = {each.name: each.default for each in fields(EngineConfig)}
     assert (
@@ -203,7 +203,7 @@ def test_every_option_of_an_engine_is_taken():
         }.items()
     )
     build_app({"model": "demo", **defaults})
-    assert set(SERVER_OPTIONS) <= {each.name for each in fields(ServerOptions)}
+    assert set(STAGE_OPTIONS) <= {each.name for each in fields(ServerOptions)}
 
 
 def test_a_replica_has_a_gpu_and_others_are_added_by_what_waits():

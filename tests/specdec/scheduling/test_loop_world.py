@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 
 from specdec.config import MAX_PROMPT_SLOWDOWN
-from specdec.scheduling import scheduler
+from specdec.scheduling import prompts
 from specdec.scheduling.step_costs import PromptBudget
 from tests.specdec.scheduling.loop_world import COSTS, LoopWorld
 
@@ -64,7 +64,7 @@ def test_hardly_any_request_waits_for_more_steps_than_pass_it_over(num_requests,
 @pytest.mark.parametrize("num_requests, share", [(96, 1.02), (128, 1.01)])
 def test_among_many_prompts_wait_for_steps_that_have_room(monkeypatch, num_requests, share):
     ours = figures(num_requests).tokens_per_second
-    monkeypatch.setattr(scheduler, "IMPATIENT", num_requests)
+    monkeypatch.setattr(prompts, "IMPATIENT", num_requests)
     world = LoopWorld(num_requests, PromptBudget(costs=COSTS, slowdown=MAX_PROMPT_SLOWDOWN))
     assert ours > share * world.run(NUM_STEPS).tokens_per_second
 

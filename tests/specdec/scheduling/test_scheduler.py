@@ -8,8 +8,9 @@ from specdec.requests.request import Request
 from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import Detokenizer
 from specdec.scheduling.block_pool import BlockPool
+from specdec.scheduling.prompts import QUIET_STEPS
 from specdec.scheduling.row_planner import RoundPlan
-from specdec.scheduling.scheduler import QUIET_STEPS, Scheduler
+from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.scheduling.work import Work
 from specdec.sizes import EngineSizes
@@ -102,7 +103,7 @@ def names(requests):
 def test_blocks_cover_the_context_and_the_last_drafts_up_to_max_model_len(
     num_prompt_tokens, max_tokens, blocks
 ):
-    assert scheduler().blocks_needed(request(1, num_prompt_tokens, max_tokens)) == blocks
+    assert scheduler().blocks.needed(request(1, num_prompt_tokens, max_tokens)) == blocks
 
 
 @pytest.mark.parametrize("num_prompt_tokens, num_blocks", [(58, 1), (59, 2), (122, 2), (123, 3)])

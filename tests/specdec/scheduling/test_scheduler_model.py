@@ -145,7 +145,7 @@ class World:
             number=len(self.requests),
             num_speculative_tokens=k,
         )
-        if self.scheduler.blocks_needed(request) <= self.scheduler.pool.num_blocks:
+        if self.scheduler.blocks.needed(request) <= self.scheduler.pool.num_blocks:
             self.requests.append(request)
             self.texts[request.number] = text
             self.scheduler.add(request)

@@ -11,8 +11,8 @@ from specdec import LLM
 from specdec.kernels.tile_shapes import row_class
 from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS, StepCosts
 from specdec.start import step_times
-from specdec.start.cost_sizes import apart, as_rounds, between
 from specdec.start.measure_costs import AS_NEXT, NEVER, measure_costs, measure_round_costs
+from specdec.start.step_times import apart, as_rounds, between
 from specdec.step import Acts
 from tests.shared_rows import rows_are_shared
 

@@ -1,18 +1,15 @@
 """A GPU's memory adds up to the budget, and what does not fit is refused with what to lower."""
 
-import logging
 from contextlib import nullcontext
 
 import pytest
 import torch
 
-from graphs.counters import CaptureRecord, GraphCounters
-from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.bench.pair import load_pair
 from specdec.requests.row_start import RowStart
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes
-from specdec.start.memory import MemoryNeeds, plan_memory, run_largest_steps
+from specdec.start.memory import MemoryNeeds, memory_table, plan_memory, run_largest_steps
 from specdec.start.sizing import GIB
 from tests.specdec.graph_walk import caches, make_backend, tiny, tiny_runner
 
@@ -44,21 +41,19 @@ def needs(**changes):
 
 def test_the_cache_gets_the_rest_of_the_budget():
     given = needs(block=64 << 20)
-    plan = plan_memory(given, 0.9, SIZES)
+    blocks = plan_memory(given, 0.9, SIZES)
     left = 0.9 * given.total - given.without_cache
-    assert left - given.block < plan.num_kv_blocks * given.block <= left
+    assert left - given.block < blocks * given.block <= left
 
 
 def test_the_cache_is_never_larger_than_all_rows_can_fill():
-    assert plan_memory(needs(), 0.9, SIZES).num_kv_blocks == SIZES.num_kv_blocks
+    assert plan_memory(needs(), 0.9, SIZES) == SIZES.num_kv_blocks
 
 
 def test_a_cache_for_just_one_request_is_enough():
     least = needs(block=64 << 20).without_cache + SIZES.blocks_per_request * (64 << 20)
-    assert (
-        plan_memory(needs(block=64 << 20, total=least), 1.0, SIZES).num_kv_blocks
-        == SIZES.blocks_per_request
-    )
+    blocks = plan_memory(needs(block=64 << 20, total=least), 1.0, SIZES)
+    assert blocks == SIZES.blocks_per_request
     with pytest.raises(ValueError, match="gpu_memory_utilization"):
         plan_memory(needs(block=64 << 20, total=least - 1), 1.0, SIZES)
 
@@ -84,31 +79,12 @@ def test_an_overfull_budget_says_what_to_lower_first(changes, first):
 
 
 def test_the_table_adds_up_to_the_device():
-    plan = plan_memory(needs(), 0.9, SIZES)
-    lines = plan.table().splitlines()
+    given = needs()
+    lines = memory_table(given, 0.9, plan_memory(given, 0.9, SIZES)).splitlines()
     *parts, total = [float(line.split()[-2]) for line in lines]
     assert sum(parts) == pytest.approx(total, abs=0.05)
     assert [line for line in lines if f"cache: 2048 blocks, {2048 * BLOCK_SIZE} tokens" in line]
     assert len({len(line) for line in lines}) == 1
-
-
-def test_pools_above_the_plan_are_reported(caplog):
-    plan, size = plan_memory(needs(), 0.9, SIZES), GIB // 4
-    counters = {name: GraphCounters() for name in plan.needs.pools}
-    for over in (1.04, 1.06):
-        record = CaptureRecord(
-            mode=CUDAGraphMode.FULL,
-            descriptor=BatchDescriptor(6, 1, 6),
-            num_graphs=1,
-            seconds=0.1,
-            num_bytes=int(size * over),
-        )
-        counters["target_decode"].captures = [record]
-        with caplog.at_level(logging.WARNING, logger="specdec"):
-            plan.report_pools(counters)
-    assert [record.getMessage() for record in caplog.records] == [
-        "graphs target_decode took 0.265 GiB, planned 0.250"
-    ]
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -9,8 +9,8 @@ import torch
 from specdec.kernels import tiles
 from specdec.kernels.tables import Entry
 from specdec.kernels.tile_shapes import ROW_CLASSES, Product, Shape
-from specdec.start import tile_sources
-from specdec.start.tile_sources import log_tiles, sources_line
+from specdec.start import device
+from specdec.start.device import log_tiles, sources_line
 
 PRODUCTS = [Product("split", 4096, K) for K in (1024, 2048, 4096)]
 PRODUCTS.append(Product("whole", 32000, 4096))
@@ -21,7 +21,7 @@ def _tables(monkeypatch):
     known = Entry(1, dict.fromkeys(ROW_CLASSES, Shape(64, 16, 64, 3, 4)))
     monkeypatch.setattr(tiles, "shipped_table", lambda: {"H": dict.fromkeys(PRODUCTS[:2], known)})
     monkeypatch.setattr(tiles, "user_table", lambda: {"H": dict.fromkeys(PRODUCTS[1:3], known)})
-    monkeypatch.setattr(tile_sources, "user_file", lambda: Path.home() / "own" / "tiles.json")
+    monkeypatch.setattr(device, "user_file", lambda: Path.home() / "own" / "tiles.json")
 
 
 def test_every_source_is_counted_and_what_follows_the_rule_is_named():

@@ -15,7 +15,7 @@ import torch
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import best_children, move_slots, triton
     from specdec.sampler import process_logits
-    from specdec.stepping import commit_tree, fill, fill_tree, grow_tree, propose
+    from specdec.stepping import commit_tree, fill, fill_tree, gather_paths, grow_tree, propose
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -52,7 +52,7 @@ def main() -> None:
         build(fill_tree._fill_tree_kernel, SLOTS | {"N_PADDED": N, "MAY_STOP": may_stop})
         build(fill._fill_round_kernel, ROUND | {"MAY_STOP": may_stop})
     build(commit_tree._walk_trees_kernel, SLOTS | WALK)
-    build(commit_tree._move_prompts_kernel, {"N": N, "Q": D + 1, "BLOCK": 1024})
+    build(gather_paths._move_prompts_kernel, {"N": N, "Q": D + 1, "BLOCK": 1024})
     of_cache = {"G": 8, "S": 64, "C": 128, "PARTS": 8, "BLOCK": 1024}
     build(move_slots._move_slots_kernel, of_cache, {"cache_ptr": "*bf16"})
     for is_noisy in (False, True):

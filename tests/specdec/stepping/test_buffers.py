@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from specdec.stepping.buffers import BufferSizes, StepBuffers
+from tests.specdec.buffer_tensors import buffer_tensors
 
 ZERO = {"input_ids", "positions", "num_valid", "last_token_indices", "draft_input_ids"}
 ZERO |= {"draft_last_tokens", "draft_positions", "draft_tokens"}
@@ -28,14 +29,16 @@ def buffers():
         draft_hidden_size=4,
     )
     made = StepBuffers(sizes, torch.float32, torch.device("cpu"))
-    for tensor in made.tensors().values():
+    for tensor in buffer_tensors(made).values():
         tensor.fill_(77)
     return made
 
 
 def test_every_row_that_a_graph_is_captured_with_is_padding(buffers):
     buffers.fill_padding([3, 3, 2])
-    values = {name: set(tensor.flatten().tolist()) for name, tensor in buffers.tensors().items()}
+    values = {
+        name: set(tensor.flatten().tolist()) for name, tensor in buffer_tensors(buffers).items()
+    }
     assert {name for name, value in values.items() if value == {0}} == ZERO
     assert {name for name, value in values.items() if value == {-1}} == NONE
     assert buffers.prompt_start_loc.tolist() == [0, 3, 6, 8]

@@ -32,6 +32,7 @@ from specdec.stepping.propose import (
 )
 from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
+from tests.specdec.buffer_tensors import buffer_tensors
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 V, D = 200, 64
@@ -59,7 +60,7 @@ def make(device, K, num_reqs=5, keeps_probs=False):
     )
     buffers = StepBuffers(sizes, torch.float32, device)
     state = RequestState(6, K, 3, 99, device, has_probs=keeps_probs)
-    for tensor in buffers.tensors().values():
+    for tensor in buffer_tensors(buffers).values():
         tensor.fill_(-999 if tensor.dtype == torch.int64 else torch.nan)
     for row, (length, own_k) in enumerate(
         [(5, K), (63, K), (64, 0), (MAX_LEN - 2, K), (MAX_LEN - 1, K), (7, K)]
@@ -76,7 +77,9 @@ def make(device, K, num_reqs=5, keeps_probs=False):
 
 def same(ours, theirs, num_reqs, K):
     """Buffers and state rows are equal; the scratch row does not count."""
-    for (name, a), b in zip(ours[0].tensors().items(), theirs[0].tensors().values(), strict=True):
+    for (name, a), b in zip(
+        buffer_tensors(ours[0]).items(), buffer_tensors(theirs[0]).values(), strict=True
+    ):
         assert torch.equal(a.nan_to_num(), b.nan_to_num()), name
     for name in ("last_sampled_tokens", "num_computed_tokens", "draft_tokens"):
         assert torch.equal(getattr(ours[1], name)[:-1], getattr(theirs[1], name)[:-1]), name

@@ -8,7 +8,6 @@ import torch
 
 from specdec.config import MOST_SEQS
 from specdec.kernels import jit, tl
-from specdec.proposal.tree import kept_nodes
 from specdec.sizes import TreeShape
 from specdec.stepping.fill import fill_round_ref, launch_fill_round
 from specdec.stepping.fill_tree import fill_tree_ref, launch_fill_tree
@@ -21,6 +20,7 @@ from specdec.stepping.grow_tree import (
 )
 from specdec.stepping.propose import DraftLevel, launch_propose, propose_ref
 from specdec.stepping.stop_drafting import decide, decide_ref
+from specdec.stepping.tree import kept_nodes
 from tests.specdec.stepping import test_round_kernels as chains
 from tests.specdec.stepping import test_tree_kernels as trees
 

@@ -18,16 +18,11 @@ from specdec.kernels.move_slots import launch_move_slots, move_slots_ref
 from specdec.requests.row_start import RowStart
 from specdec.sampler import row_parameters
 from specdec.sizes import TreeShape
-from specdec.stepping import commit_tree
+from specdec.stepping import gather_paths
 from specdec.stepping.buffers import BufferSizes, StepBuffers
-from specdec.stepping.commit_tree import (
-    TreeRows,
-    launch_move_prompts,
-    launch_walk_trees,
-    move_prompts_ref,
-    walk_trees_ref,
-)
+from specdec.stepping.commit_tree import TreeRows, launch_walk_trees, walk_trees_ref
 from specdec.stepping.fill_tree import fill_tree_ref, launch_fill_tree
+from specdec.stepping.gather_paths import launch_move_prompts, move_prompts_ref
 from specdec.stepping.grow_tree import (
     TreeLevel,
     add_children_ref,
@@ -37,6 +32,7 @@ from specdec.stepping.grow_tree import (
 )
 from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
+from tests.specdec.buffer_tensors import buffer_tensors
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 MAX_LEN = 150
@@ -80,7 +76,7 @@ def make(device, shape, max_tokens=128):
     )
     buffers = StepBuffers(sizes, torch.float32, device)
     state = RequestState(6, shape.max_depth, 3, 99, device, num_nodes=shape.num_nodes, vocab_size=5)
-    for tensor in buffers.tensors().values():
+    for tensor in buffer_tensors(buffers).values():
         tensor.fill_(-999 if tensor.dtype == torch.int64 else torch.nan)
     lengths = (63, MAX_LEN, 64, MAX_LEN - 2, MAX_LEN - 1, 7)
     for row, length in enumerate(lengths):
@@ -119,7 +115,9 @@ def random_tree(shape, seed):
 
 def assert_same(ours, theirs):
     """Buffers and state rows are equal, scores nearly; the scratch row does not count."""
-    for (name, a), b in zip(ours[0].tensors().items(), theirs[0].tensors().values(), strict=True):
+    for (name, a), b in zip(
+        buffer_tensors(ours[0]).items(), buffer_tensors(theirs[0]).values(), strict=True
+    ):
         if name != "tree_rows":
             assert torch.allclose(a.nan_to_num(9e9), b.nan_to_num(9e9), 0, 1e-5), name
     names = ("last_sampled_tokens", "num_computed_tokens", "draft_nodes")
@@ -202,11 +200,11 @@ def test_walk_trees(device, shape, num_cut):
 
 
 @pytest.mark.parametrize(
-    "at_once, num_prompt_rows", [(4, 11), (64, 11), (commit_tree.AT_ONCE, 2500)]
+    "at_once, num_prompt_rows", [(4, 11), (64, 11), (gather_paths.AT_ONCE, 2500)]
 )
 def test_move_prompts(device, shape, monkeypatch, at_once, num_prompt_rows):
     """Behind paths, over rows that are read, too; then padding."""
-    monkeypatch.setattr(commit_tree, "AT_ONCE", at_once)
+    monkeypatch.setattr(gather_paths, "AT_ONCE", at_once)
     ours = make(device, shape, max_tokens=2600)[0]
     N, Q = rows = TreeRows(shape.num_nodes + 1, min(shape.path_len, shape.num_nodes + 1))
     num_reqs, num_padding = 2, 3

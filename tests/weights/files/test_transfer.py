@@ -6,8 +6,9 @@ from safetensors.torch import save_file
 
 from weights import CheckpointError, load_target
 from weights.demo import demo_directory
-from weights.files import staging
+from weights.files import transfer
 from weights.files.reader import Reader
+from weights.files.transfer import CopyJob
 
 CPU = torch.device("cpu")
 
@@ -25,8 +26,8 @@ def reader(tmp_path):
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(staging, "CHUNK", 64)
-    monkeypatch.setattr(staging, "BUFFERS", 3)
+    monkeypatch.setattr(transfer, "CHUNK", 64)
+    monkeypatch.setattr(transfer, "BUFFERS", 3)
 
 
 def test_every_byte_arrives_in_its_place(reader):
@@ -35,8 +36,8 @@ def test_every_byte_arrives_in_its_place(reader):
         name: torch.full((reader.entries[name].shape[0] + 2,), 99, dtype=torch.uint8)
         for name in names
     }
-    jobs = [reader.copy_job(name, found[name][1:-1]) for name in names]
-    assert sum(staging.copy_all(jobs, CPU)) == 3 + 63 + 64 + 1000
+    jobs = [CopyJob(reader, name, 0, found[name][1:-1]) for name in names]
+    assert sum(transfer.copy_all(jobs, CPU)) == 3 + 63 + 64 + 1000
     for name in names:
         assert torch.equal(found[name][1:-1], reader.read(name))
         assert found[name][[0, -1]].tolist() == [99, 99]
@@ -47,14 +48,14 @@ def test_a_file_truncated_after_opening_is_named(reader):
     with entry.file.open("r+b") as stream:
         stream.truncate(max(each.stop for each in reader.entries.values()) - 5)
     last = max(reader.entries.values(), key=lambda each: each.stop).name
-    job = reader.copy_job(last, torch.empty(reader.entries[last].shape, dtype=torch.uint8))
+    job = CopyJob(reader, last, 0, torch.empty(reader.entries[last].shape, dtype=torch.uint8))
     with pytest.raises(CheckpointError, match=f"model.safetensors: {last} has lost its end"):
-        list(staging.copy_all([job], CPU))
+        list(transfer.copy_all([job], CPU))
 
 
 @pytest.mark.gpu
 def test_a_gpu_gets_the_bytes_of_the_file(monkeypatch):
-    monkeypatch.setattr(staging, "CHUNK", 1000)
+    monkeypatch.setattr(transfer, "CHUNK", 1000)
     expected = load_target(demo_directory("target"), progress=False).tensors
     found = load_target(demo_directory("target"), device="cuda", progress=False).tensors
     assert all(torch.equal(found[name].cpu(), expected[name]) for name in expected)

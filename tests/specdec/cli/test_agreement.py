@@ -2,8 +2,7 @@
 
 import pytest
 
-from specdec.cli.agreement import Agreement, count_equal
-from specdec.cli.verdict import judge
+from specdec.cli.agreement import Agreement, count_equal, judge
 from specdec.requests.stats import SpeculationStats
 
 

@@ -1,1 +1,0 @@
-"""The shape of what is drafted: rows, parents, positions, and the walk of acceptance."""

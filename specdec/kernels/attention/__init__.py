@@ -26,14 +26,14 @@ To be read in this order:
    keys of a split, and adding it: the arithmetic of all kernels) and parts.py (partial results in
    memory);
 4. combine.py: the kernels that add up what programs left;
-5. shared_splits.py: the kernel that shares the splits of several slots;
-6. long_slots.py: slots with too many keys for one program, and the kernel that shares them;
-7. path_tails.py: the last keys of a tree's rows, which have slots of their own (in the launch of
+5. shared_splits.py: the kernel that shares the splits of several slots, or of those with too many
+   keys for one program;
+6. path_tails.py: the last keys of a tree's rows, which have slots of their own (in the launch of
    walk.py);
-8. wide_walk.py: in place of walk.py the shared keys of large trees, in passes that may have many
+7. wide_walk.py: in place of walk.py the shared keys of large trees, in passes that may have many
    keys, on a Hopper GPU; with wide_splits.py (which program takes which of them) and wide_attend.py
    (what it does with them);
-9. twin.py: the same in plain torch.
+8. twin.py: the same in plain torch.
 Large prompts on a Hopper GPU are prompt_attention.py's, in the folder above, with warp_roles.py,
 which wide_walk.py is made of, too.
 """

@@ -40,5 +40,5 @@ class Pass(NamedTuple):
         return self.rows.max_query_len, R - 1, M, self.parts.num_splits, scale
 
     def limits(self) -> tuple[int, ...]:
-        """List what tells long slots: see long_slots.py. Without helpers no kernel looks at it."""
+        """List what tells long slots: see shared_splits.py. Elsewhere no kernel looks at it."""
         return len(self.rows.idx_mapping), launch_plan.ALONE_KEYS or 0, self.parts.num_long

@@ -7,8 +7,8 @@ import torch
 from specdec.kernels import jit, num_multiprocessors, tl
 from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.launch_plan import COLUMNS
-from specdec.kernels.attention.long_slots import last_positions, shared_slots
 from specdec.kernels.attention.parts import add_parts, columns_of_lanes, drop_parts, load_parts
+from specdec.kernels.attention.shared_splits import last_positions, shared_slots
 from specdec.kernels.attention.splits import add_part, split_of
 from specdec.kernels.attention.tile_rows import rows_of_slot
 from specdec.kernels.attention.wide_splits import merged_before, num_sharing, sharers_of
@@ -148,7 +148,7 @@ def _combine_kernel(
 
 
 def prepare_combine_long(given: Pass) -> Repeated:
-    """Add up, for the rows of long slots, what helpers left."""
+    """Add up, for the rows of long slots, what teams left."""
     acc, stats, _, _, positions, starts = given.requests()
     return Repeated(
         _combine_long_kernel,

@@ -8,7 +8,6 @@ from specdec.kernels import is_hopper, launch_options, pick
 from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.combine import prepare_combine, prepare_combine_long
 from specdec.kernels.attention.launch_plan import plan_launch, takes_prompt_kernel
-from specdec.kernels.attention.long_slots import prepare_share_long
 from specdec.kernels.attention.query_rows import QueryRows
 from specdec.kernels.attention.query_tiles import HeadShape
 from specdec.kernels.attention.shared_splits import prepare_share
@@ -53,7 +52,7 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[...
     if plan.is_helped:
         walk = prepare_walk(given)
         # adding up waits for what was shared, and runs beside the walk of the other slots
-        share, combine = prepare_share_long(given), prepare_combine_long(given)
+        share, combine = prepare_share(given), prepare_combine_long(given)
         return [lambda _, *tensors: share(*tensors), lambda out, *_: combine(out), walk]
     if plan.teams:
         share, combine = prepare_share(given), prepare_combine(given)

@@ -17,8 +17,8 @@ MAX_SPLIT_TOKENS = 16  # query tokens per request up to which programs share a q
 # A slot with more keys is long: where query tiles fill the GPU, other programs share its splits.
 # None: no slot is long, and no kernel looks for one.
 ALONE_KEYS: int | None = 4096
-# Batch slots that a program looks at: at least this many, at powers of 2. A team's program, too: it
-# takes more registers where it is compiled for 32.
+# Batch slots that a team's program looks at: at least this many, at powers of 2. It takes more
+# registers where it is compiled for 32. More where long slots are looked for.
 MIN_SLOTS, MIN_TEAMED_SLOTS = 256, 64
 # measured on an H200
 FULL = 128  # programs, query tiles x kv heads, that fill a GPU without sharing splits
@@ -29,8 +29,6 @@ SHARERS = 1056  # of one slot, at most: 8 on each of 132 multiprocessors
 # GPU at once after some hundred keys.
 PATH_SHARERS = 528
 MANY_TILES, FEW_SHARERS = 64, 264
-# In teams, of several slots: as many as fit a GPU at once, two a multiprocessor, or three.
-TEAMED, SMALL_TEAMED = 264, 396
 # query rows of a tile, and registers of a thread, with which three programs of four warps fit a
 # multiprocessor in place of two
 FEWER_REGISTERS = 32, 168
@@ -42,7 +40,7 @@ WIDE_FROM = 3072
 # up to this many rows x heads, several programs add up each; measured with 32 and 128
 FEW_TO_ADD_UP = 64
 COLUMNS = 32  # that each of these programs adds up, one a lane
-SMALL_ROWS, SMALL_KEY = 16, 256  # of a tile of queries, bytes of a key: two warps hold both
+SMALL_KEY = 256  # bytes of a key, for more stages or fewer registers
 # Batch slots with more query rows are prompt_attention.py's, where that can run; measured on an
 # H200: at 512 (128 tokens of 4 heads) both take as long. None: none are.
 PROMPT_MORE_THAN: int | None = 512
@@ -58,6 +56,33 @@ def takes_prompt_kernel(
     return is_large and has_wgmma and rows.paths is None and is_fit(group, S, C, dtype)
 
 
+class Teams(NamedTuple):
+    """Programs that share the splits of several slots: as many as fit a GPU at once.
+
+    max_rows: of a query tile whose keys have SMALL_KEY bytes at most; None: of any tile
+    """
+
+    max_rows: int | None
+    programs: int
+    num_warps: int
+    num_stages: int  # 2: a tile of keys is on its way beside the one that is multiplied
+    most_registers: int | None = None  # of a thread; None: as many as it takes
+
+
+# For all slots of a launch; and for long ones, beside the programs that walk the others.
+TEAMS = Teams(32, 396, 4, 2, 168), Teams(None, 264, 4, 2)
+LONG_TEAMS = Teams(32, 264, 4, 3), Teams(None, 264, 4, 2)
+
+
+def teams_for(tile: QueryTile, heads: HeadShape, is_long: bool) -> Teams:
+    """Pick the first that is for such tiles."""
+    has_small_keys = heads.C * heads.itemsize <= SMALL_KEY
+    for teams in LONG_TEAMS if is_long else TEAMS:
+        if teams.max_rows is None or (has_small_keys and tile.rows <= teams.max_rows):
+            return teams
+    raise AssertionError((tile, heads))
+
+
 class Launch(NamedTuple):
     """How the query rows of a pass are cut."""
 
@@ -68,12 +93,12 @@ class Launch(NamedTuple):
     usual_tiles: int  # of these, about as many as have rows
     is_split: bool  # programs share the splits of each query tile; else one walks them all
     sharers: int  # programs of each query tile and kv head; 1 with teams
-    teams: int  # that share the splits of several slots, see shared_splits.py; 0: none
-    walk_warps: int  # of each program that shares or walks, or attends to the last keys of paths
+    teams: int  # that share the splits of several slots, or of long ones: shared_splits.py
+    walk_warps: int  # of each program that walks, or attends to the last keys of paths
     most_registers: int | None  # of its threads, None: as many as it takes
     looks_first: bool  # a program that shares looks for a split before all else
-    is_helped: bool  # other programs share the splits of long slots
-    slots: int  # that a helper or a team's program looks at, a power of 2; or 1
+    is_helped: bool  # teams share the splits of long slots, and of no others
+    slots: int  # that a team's program looks at, a power of 2; or 1
     has_paths: bool
     is_wide: bool  # wide_walk.py walks the shared keys
     columns: int  # of each program that adds up; 0: there are none, but for long slots
@@ -112,10 +137,9 @@ def plan_launch(
     is_few = usual_tiles // B * heads.G < FULL  # a slot's own tiles do not fill the GPU
     is_helped = may_be_long and is_few and is_round and not has_paths and not is_split
     sharers, teams, registers = 1, 0, None
-    if is_split and B > 1 and not has_paths:
-        registers = _team_registers(tile, heads)
-        programs = TEAMED if registers is None else SMALL_TEAMED
-        teams = max(programs // (usual_tiles // B * heads.G), B)
+    if is_helped or (is_split and B > 1 and not has_paths):
+        programs = teams_for(tile, heads, is_helped).programs
+        teams = max(programs // (usual_tiles // B * heads.G), 1 if is_helped else B)
     elif is_split:
         registers = _most_registers(tile, heads)
         sharers = _sharers(usual_tiles * heads.G, has_paths)
@@ -135,16 +159,11 @@ def plan_launch(
         # of plain rounds and of trees this costs more after 4,096 keys than it brings after 300
         looks_first=is_split and not teams and usual > 1 and not has_paths,
         is_helped=is_helped,
-        slots=_slots(B, is_helped, teams > 0),
+        slots=max(next_power_of_2(B), MIN_SLOTS if is_helped else MIN_TEAMED_SLOTS) if teams else 1,
         has_paths=has_paths,
         is_wide=is_wide,
         columns=_columns(B * usual, heads) if is_split or has_paths else 0,
     )
-
-
-def is_small(tile: QueryTile, heads: HeadShape) -> bool:
-    """Whether two warps have the registers for a tile of queries and one of keys."""
-    return tile.rows <= SMALL_ROWS and heads.C * heads.itemsize <= SMALL_KEY
 
 
 def _sharers(programs: int, has_paths: bool) -> int:
@@ -154,32 +173,14 @@ def _sharers(programs: int, has_paths: bool) -> int:
     return -(-(FEW_SHARERS if programs >= MANY_TILES else PATH_SHARERS) // programs)
 
 
-def _team_registers(tile: QueryTile, heads: HeadShape) -> int | None:
-    """Bound the registers of a thread of a team's program, so that three fit a multiprocessor."""
-    rows, registers = FEWER_REGISTERS
-    return registers if tile.rows <= rows and heads.C * heads.itemsize <= SMALL_KEY else None
-
-
-def _slots(B: int, is_helped: bool, has_teams: bool) -> int:
-    """Count the slots that a program looks at; 1: its own alone."""
-    if not is_helped and not has_teams:
-        return 1
-    return max(next_power_of_2(B), MIN_SLOTS if is_helped else MIN_TEAMED_SLOTS)
-
-
 def _most_registers(tile: QueryTile, heads: HeadShape) -> int | None:
     rows, registers = FEWER_REGISTERS
     return registers if tile.rows == rows and heads.C * heads.itemsize == SMALL_KEY else None
 
 
-def stages_of_long_loops(heads: HeadShape, looks_up: bool) -> int:
-    """Count the stages of loops over many tiles: two tiles are on their way, where these are small.
-
-    looks_up: the block of each tile, too, which takes two stages more
-    """
-    if heads.C * heads.itemsize > SMALL_KEY:
-        return 2
-    return 5 if looks_up else 3
+def stages_of_long_loops(heads: HeadShape) -> int:
+    """Count the stages of loops over many tiles: two tiles are on their way, or a large one."""
+    return 2 if heads.C * heads.itemsize > SMALL_KEY else 3
 
 
 def _columns(num_rows: int, heads: HeadShape) -> int:

@@ -8,12 +8,19 @@ back and forth, from the last ones on, which are the longest, and leave a partia
 
 There are as many programs as a GPU holds at once, so that none has to wait for others to end. Each
 goes through its splits in one loop.
+
+Where the query tiles of a launch fill the GPU, a program of walk.py takes all keys of its tile.
+Only long slots have teams then: those whose last row is at position `alone_keys` or later, whatever
+the others have, or would be if none of their rows were padding. The other slots are walked beside
+that, and beside what adds up. Partial results have room for the rows of `most` long slots; where
+more are long, they fill the GPU, and all of them are walked.
+
+slots: positions [T], first rows [B + 1], B, rows of each slot (ragged: of the longest)
 """
 
 from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.arguments import Pass
-from specdec.kernels.attention.launch_plan import WARPS
-from specdec.kernels.attention.long_slots import last_positions
+from specdec.kernels.attention.launch_plan import teams_for
 from specdec.kernels.attention.parts import store_part
 from specdec.kernels.attention.splits import (
     attend_tile,
@@ -36,8 +43,9 @@ from specdec.kernels.repeated import Repeated
 
 
 def prepare_share(given: Pass) -> Repeated:
-    """Share the splits of several slots' query tiles among teams, which leave partial results."""
+    """Share the splits of query tiles, of all slots or of long ones, among teams."""
     plan, heads = given.plan, given.heads
+    teams = teams_for(plan.tile, heads, plan.is_helped)
     return Repeated(
         _share_splits_kernel,
         (plan.teams * plan.tiles * heads.G, 1, 1),
@@ -45,7 +53,7 @@ def prepare_share(given: Pass) -> Repeated:
             *given.requests(),
             plan.tiles,
             *given.numbers(),
-            len(given.rows.idx_mapping),
+            *given.limits(),
             *need().values(),
         ),
         constants={
@@ -54,11 +62,12 @@ def prepare_share(given: Pass) -> Repeated:
             "SLOTS": plan.slots,
             "GROUP": next_power_of_2(heads.group),
             "TOKENS": plan.tokens,
+            "LONG": plan.is_helped,
         },
         options={
-            "num_warps": WARPS,
-            "num_stages": 2,
-            **({} if plan.most_registers is None else {"maxnreg": plan.most_registers}),
+            "num_warps": teams.num_warps,
+            "num_stages": teams.num_stages,
+            **({} if teams.most_registers is None else {"maxnreg": teams.most_registers}),
             **given.options,
         },
     )
@@ -73,14 +82,16 @@ def prepare_share(given: Pass) -> Repeated:
         "query_len",
         "NS",
         "B",
+        "alone_keys",
+        "most",
     )
 )
 def _share_splits_kernel(
     q_ptr,  # [T, H, C]
     k_ptr,  # [N + 1, G, S, C]
     v_ptr,  # [N + 1, G, S, C]
-    acc_ptr,  # [T, H, NS, C] float32
-    stats_ptr,  # [T, H, NS, 2] float32: peak, total
+    acc_ptr,  # [T, H, NS, C] float32; LONG: [most x query_len, H, NS, C]
+    stats_ptr,  # the same [..., NS, 2]: peak, total
     block_table_ptr,  # [R + 1, M]
     idx_ptr,  # [B]
     positions_ptr,  # [T]
@@ -92,6 +103,8 @@ def _share_splits_kernel(
     NS,
     scale,
     B,
+    alone_keys,
+    most,
     needed_ptr,  # [1] or None; see needed.py
     H: tl.constexpr,
     G: tl.constexpr,
@@ -102,6 +115,7 @@ def _share_splits_kernel(
     SLOTS: tl.constexpr,
     GROUP: tl.constexpr,
     TOKENS: tl.constexpr,
+    LONG: tl.constexpr,  # only long slots are shared
 ):
     is_needed = True
     if needed_ptr is not None:
@@ -110,11 +124,21 @@ def _share_splits_kernel(
     g, tile, team = program % G, program // G % tiles, program // G // tiles
     teams = tl.num_programs(0) // G // tiles
     slots = positions_ptr, starts_ptr, B, query_len
-    first_team, num_teams = _teams_of(last_positions(slots, IS_UNIFORM, SLOTS) + 1, teams)
+    last_of_slots = last_positions(slots, IS_UNIFORM, SLOTS)
+    if LONG:
+        is_shared_slot, place = shared_slots(last_of_slots, alone_keys, most)
+        last_of_slots = tl.where(is_shared_slot, last_of_slots, -1)
+    first_team, num_teams = _teams_of(last_of_slots + 1, teams)
     is_here = (team >= first_team) & (team < first_team + num_teams)
     b = tl.sum(tl.where(is_here, tl.arange(0, SLOTS), 0), axis=0)
     turn = tl.sum(tl.where(is_here, team - first_team, 0), axis=0)
     sharers = tl.sum(tl.where(is_here, num_teams, 0), axis=0)
+    if LONG:  # noqa: SIM102  # what is compiled
+        # mostly no slot is, and no other lookup is worth its time
+        if turn >= sharers:
+            if program == 0:
+                begin_beside(0, PDL)
+            return
     row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
     keys = keys_of(state_row_of(b, idx_ptr), k_ptr, v_ptr, block_table_ptr, R, M)
     t, head, inside, position, _, last = tile_of(
@@ -129,7 +153,11 @@ def _share_splits_kernel(
     begin_beside(0, PDL)
     if is_busy:
         q = load_queries(q_ptr, t, head, inside, H, C)
-        parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
+        part_row = t
+        if LONG:
+            rank = tl.sum(tl.where(is_here, place, 0), axis=0)
+            part_row = rank * query_len + t - row_start
+        parts = acc_ptr, stats_ptr, (part_row * H + head).to(tl.int64) * NS, inside
         own = split, 2 * (sharers - turn) - 1, 2 * turn + 1
         _attend_own(q, keys, block, position, last, own, parts, scale, g, G, S, C)
 
@@ -193,3 +221,39 @@ def _attend_own(
         next_step = tl.where(is_end, other_step, step)
         other_step = tl.where(is_end, step, other_step)
         at, split, step = next_at, next_split, next_step
+
+
+@jit
+def is_shared(
+    slots, row_start, row_end, alone_keys, most, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr
+):
+    """Whether the slot that has these rows is long, and long slots are few enough to be shared."""
+    positions_ptr, _, _, _ = slots
+    first = tl.load(positions_ptr + row_start, cache_modifier=".cg")
+    found = first + row_end - row_start > alone_keys
+    if found:  # else the others need not be looked at
+        is_long = last_positions(slots, IS_UNIFORM, SLOTS) >= alone_keys
+        found = tl.sum(is_long.to(tl.int32), axis=0) <= most
+    return found
+
+
+@jit
+def last_positions(slots, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr):
+    """Find the position of each slot's last row; -1 where it has no rows. [SLOTS]
+
+    It is that of its first row plus the rows after it, since the last ones may be padding.
+    """
+    positions_ptr, starts_ptr, B, query_len = slots
+    b = tl.arange(0, SLOTS)
+    start, end = rows_of_slot(tl.minimum(b, B - 1), starts_ptr, query_len, IS_UNIFORM)
+    has_rows = (b < B) & (start < end)
+    first = tl.load(positions_ptr + start, mask=has_rows, other=0, cache_modifier=".cg")
+    return tl.where(has_rows, first + end - start, 0) - 1
+
+
+@jit
+def shared_slots(last, alone_keys, most):
+    """Find which slots are long and shared, and the place of each among them. [SLOTS]"""
+    is_long = (last >= alone_keys).to(tl.int32)
+    is_few = tl.sum(is_long, axis=0) <= most
+    return (is_long > 0) & is_few, tl.cumsum(is_long, axis=0) - 1

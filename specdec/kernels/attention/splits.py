@@ -67,10 +67,9 @@ def attend_split(
     """Attend to one split: peak and total [rows] of the powers of 2, weighted values.
 
     q, weighted values: [rows, block of C]; see head_columns.py. keys: the caches of keys and
-    values, and the request's blocks [M]. block: of the split's first key, where the next one is
-    looked up a tile ahead; None: each with its tile, for loops of more stages. position: [rows], -1
-    = no row; between first and last; None: all rows see all keys up to last, which ends a tile.
-    SKIP: no masks where first sees a whole tile.
+    values, and the request's blocks [M]. block: of the split's first key; the next one is looked up
+    a tile ahead. position: [rows], -1 = no row; between first and last; None: all rows see all keys
+    up to last, which ends a tile. SKIP: no masks where first sees a whole tile.
     """
     peak, total, acc = no_keys(q.shape[0], C)
     s = tl.arange(0, S)
@@ -81,18 +80,14 @@ def attend_split(
         if position is not None:
             edge = tl.maximum(start, tl.minimum(end, (first + 1) // S * S))
         for at in range(start, edge, S):
-            own = block_at(keys, at, last, S) if block is None else block
-            k, v = load_keys(keys, own, at, last, g, G, S, C, False)
-            if block is not None:
-                block = block_at(keys, at + S, last, S)
+            k, v = load_keys(keys, block, at, last, g, G, S, C, False)
+            block = block_at(keys, at + S, last, S)
             peak, total, acc = attend_tile(q, k, v, None, scale, peak, total, acc)
         start = edge
     if position is not None:
         for at in range(start, end, S):
-            own = block_at(keys, at, last, S) if block is None else block
-            k, v = load_keys(keys, own, at, last, g, G, S, C, True)
-            if block is not None:
-                block = block_at(keys, at + S, last, S)
+            k, v = load_keys(keys, block, at, last, g, G, S, C, True)
+            block = block_at(keys, at + S, last, S)
             is_seen = (at + s)[None, :] <= position[:, None]
             peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
     return peak, total, acc

@@ -4,7 +4,7 @@ A program takes all splits of its tile, adds them up and writes the rows. Or pro
 leave a partial result of each (combine.py): where there is one slot (several: shared_splits.py), or
 where rows are those of trees. Trees' rows have their last keys elsewhere: programs of their own
 attend to them (path_tails.py), and all leave partial results. Tiles of long slots may be left out
-(long_slots.py), and so may the shared keys of large trees (wide_walk.py).
+(shared_splits.py), and so may the shared keys of large trees (wide_walk.py).
 """
 
 from math import prod
@@ -12,9 +12,9 @@ from math import prod
 from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.launch_plan import stages_of_long_loops
-from specdec.kernels.attention.long_slots import is_shared
 from specdec.kernels.attention.parts import store_part
 from specdec.kernels.attention.path_tails import LONGEST, TailPrograms, attend_paths
+from specdec.kernels.attention.shared_splits import is_shared
 from specdec.kernels.attention.splits import (
     add_part,
     attend_all,
@@ -88,7 +88,7 @@ def prepare_walk(given: Pass) -> Repeated:
         },
         options={
             "num_warps": plan.walk_warps,
-            "num_stages": stages_of_long_loops(heads, looks_up=False) if in_one_loop else 2,
+            "num_stages": stages_of_long_loops(heads) if in_one_loop else 2,
             **({} if plan.most_registers is None else {"maxnreg": plan.most_registers}),
             **given.options,
         },

@@ -24,7 +24,7 @@ class Parts(NamedTuple):
     acc: Tensor  # [rows, H, num_splits, C] float32, and all else
     stats: Tensor  # [rows, H, num_splits, 2] float32
     num_splits: int
-    num_long: int  # long slots whose rows have room
+    num_long: int  # long slots that have room and teams, at most
 
 
 def room_for_parts(rows: QueryRows, plan: Launch, H: int, C: int, device: torch.device) -> Parts:
@@ -32,7 +32,7 @@ def room_for_parts(rows: QueryRows, plan: Launch, H: int, C: int, device: torch.
     splits = num_splits(rows.max_seq_len)
     num_rows, num_long = rows.num_rows, 0
     if plan.is_helped:
-        num_long = _long_slots_with_room(rows, H, C)
+        num_long = min(_long_slots_with_room(rows, H, C), plan.teams)
         num_rows = num_long * rows.max_query_len
     elif not plan.is_split:  # with paths all shared splits are one, and paths reach two more
         splits = 3 if rows.paths is not None else 0

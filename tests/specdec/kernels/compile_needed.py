@@ -24,7 +24,7 @@ with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Trit
         rotate_and_store,
         triton,
     )
-    from specdec.kernels.attention import combine, long_slots, shared_splits, walk
+    from specdec.kernels.attention import combine, shared_splits, walk
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -72,8 +72,10 @@ KERNELS = (
         HEADS | CUT | PATHS | {"IS_HELPED": False, "SLOTS": 1, "SKIP": True},
     ),
     (combine._combine_kernel, HEADS | ADDED_UP | {"IS_SUMMED": False}),
-    (shared_splits._share_splits_kernel, HEADS | CUT | {"SLOTS": 8}),
-    (long_slots._share_long_kernel, HEADS | CUT | {"SLOTS": 8, "SKIP": True}),
+    *(
+        (shared_splits._share_splits_kernel, HEADS | CUT | {"SLOTS": 8, "LONG": is_long})
+        for is_long in (False, True)
+    ),
     (
         combine._combine_long_kernel,
         HEADS | ADDED_UP | {"IS_UNIFORM": True, "SLOTS": 8},
@@ -86,7 +88,7 @@ def main() -> None:
     for kernel, constants in KERNELS:
         if "C" in constants:
             constants = constants | head_dim
-        name = kernel.fn.__name__
+        name = kernel.fn.__name__ + ("_long" if constants.get("LONG") else "")
         plain, needed = (ptx_of(kernel, constants, has_number) for has_number in (False, True))
         print(name, *(text.count("ld.global") for text in (plain, needed)))
         if sys.argv[1:]:

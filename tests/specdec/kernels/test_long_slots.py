@@ -1,4 +1,4 @@
-"""A long request among short ones is shared by helpers, and its rows keep their bits."""
+"""Teams share a long request among short ones, and its rows keep their bits."""
 
 from dataclasses import replace
 
@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import next_power_of_2
-from specdec.kernels.attention import combine, launch_plan, long_slots
+from specdec.kernels.attention import combine, launch_plan
 from specdec.kernels.attention.launch import launch_paged_attention
+from specdec.kernels.attention.launch_plan import Teams
 from specdec.kernels.attention.query_rows import QueryRows
 from specdec.kernels.attention.query_tiles import HeadShape, query_tile
 from specdec.kernels.attention.splits import num_splits
@@ -21,12 +22,16 @@ RAGGED = (130, 10, 300, 128, 5, 64), (2, 3, 6, 2, 0, 3)
 
 
 @pytest.fixture(autouse=True)
-def few_helpers(monkeypatch):
-    """Each has several items, and splits of 64 keys are enough to be long."""
+def few_teams(monkeypatch):
+    """Each program has several splits, and splits of 64 keys are enough to be long."""
     monkeypatch.setattr(launch_plan, "ALONE_KEYS", 128)
-    monkeypatch.setattr(long_slots, "SMALL_HELPERS", (3, 2))
-    monkeypatch.setattr(long_slots, "HELPERS", (3, 4))
-    monkeypatch.setattr(combine, "COMBINERS", 2)
+    share_among(monkeypatch, 3)
+
+
+def share_among(monkeypatch, programs: int) -> None:
+    teams = Teams(16, programs, 2, 2), Teams(None, programs, 4, 2)
+    monkeypatch.setattr(launch_plan, "LONG_TEAMS", teams)
+    monkeypatch.setattr(combine, "COMBINERS", max(programs - 1, 1))
 
 
 def attend(monkeypatch, full: int, q: Tensor, cache: Tensor, rows: QueryRows) -> Tensor:
@@ -64,9 +69,7 @@ def slot_size(rows: QueryRows, H: int, C: int) -> int:
         pytest.param(RAGGED, FP32, 96, marks=pytest.mark.slow),
     ],
 )
-def test_a_row_has_the_same_bits_alone_shared_and_helped(
-    exact_device, monkeypatch, extents, dtype, C
-):
+def test_a_row_has_the_same_bits_alone_and_shared(exact_device, monkeypatch, extents, dtype, C):
     sizes = {"group": 3, "G": 1, "C": C, "dtype": dtype, "device": exact_device}
     q, cache, rows = case("normal", extents, **sizes)
     expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)
@@ -94,10 +97,14 @@ def test_what_was_added_up_may_be_forgotten(forget, monkeypatch):
     assert rows.workspace.isfinite().sum() < held // 10
 
 
-@pytest.mark.parametrize("room, left_out", [(0, ()), (2, ()), (3, (0, 2, 3)), (None, (0, 2, 3))])
-def test_long_slots_are_shared_if_the_workspace_has_room_for_all_of_them(
-    exact_device, monkeypatch, room, left_out
+@pytest.mark.parametrize(
+    "room, teams, left_out",
+    [(0, 3, ()), (2, 3, ()), (3, 3, (0, 2, 3)), (None, 5, (0, 2, 3)), (None, 2, ())],
+)
+def test_long_slots_are_shared_if_there_are_room_and_teams_for_all_of_them(
+    exact_device, monkeypatch, room, teams, left_out
 ):
+    share_among(monkeypatch, 2 * teams)
     extents = (129, 10, 200, 130), (1,) * 4
     sizes = {"group": 1, "G": 2, "C": 16, "dtype": FP16, "device": exact_device}
     q, cache, rows = case("normal", extents, **sizes)
@@ -156,7 +163,7 @@ def test_rows_of_padding_behind_the_end_of_the_context_have_no_splits(
     assert rows.workspace[2 * slot_size(rows, H=2, C=16) :].isnan().all()
 
 
-def test_helpers_write_nothing_where_no_slot_is_long(exact_device, monkeypatch):
+def test_teams_write_nothing_where_no_slot_is_long(exact_device, monkeypatch):
     sizes = {"group": 1, "G": 1, "C": 16, "dtype": FP16, "device": exact_device}
     q, cache, rows = case("normal", ((128, 128, 100), (2, 2, 2)), **sizes)
     expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)
@@ -200,18 +207,16 @@ def test_the_interpreter_gives_equal_bits_around_every_border(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("query_lens", [(1,) * 34, (4,) * 34, (6, 1, *(5,) * 32)])
-@pytest.mark.parametrize("helpers", [1, 528])
+@pytest.mark.parametrize("programs", [24, 528])
 @pytest.mark.parametrize(
     "alone_keys, room, C", [(2048, 3, 128), (4096, 34, 128), (None, 0, 128), (2048, 3, 96)]
 )
 def test_a_gpu_gives_equal_bits_around_every_border(
-    monkeypatch, query_lens, helpers, alone_keys, room, C
+    monkeypatch, query_lens, programs, alone_keys, room, C
 ):
     torch.manual_seed(0)
     monkeypatch.setattr(launch_plan, "ALONE_KEYS", alone_keys)
-    monkeypatch.setattr(long_slots, "SMALL_HELPERS", (helpers, 2))
-    monkeypatch.setattr(long_slots, "HELPERS", (helpers, 4))
-    monkeypatch.setattr(combine, "COMBINERS", helpers)
+    share_among(monkeypatch, programs)
     lengths = (32768, 4095, 8193, 4097, 4096, 1025, 8192, 1153, 9000, *range(300, 325))
     sizes = {"group": 4, "G": 8, "C": C, "dtype": BF16, "device": "cuda"}
     q, cache, rows = case("normal", (lengths, query_lens), **sizes)

@@ -142,7 +142,7 @@ def test_they_compile_without_a_gpu(tmp_path, head_dim):
     lines = [line.split() for line in done.stdout.splitlines()]
     assert len(lines) == 10
     assert all(int(needed) > int(plain) for _, plain, needed in lines)
-    for name in ("paged_attention", "share_splits", "share_long"):
-        assert "L2::evict_last" in (tmp_path / f"_{name}_kernel.ptx").read_text(), name
+    for name in ("paged_attention_kernel", "share_splits_kernel", "share_splits_kernel_long"):
+        assert "L2::evict_last" in (tmp_path / f"_{name}.ptx").read_text(), name
     for name in ("combine", "combine_long"):
         assert "discard.global.L2" in (tmp_path / f"_{name}_kernel.ptx").read_text(), name

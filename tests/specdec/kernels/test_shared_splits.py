@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec.kernels import tl, triton
 from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.launch import launch_paged_attention
-from specdec.kernels.attention.launch_plan import plan_launch
+from specdec.kernels.attention.launch_plan import Teams, plan_launch
 from specdec.kernels.attention.query_rows import QueryRows
 from specdec.kernels.attention.query_tiles import HeadShape
 from specdec.kernels.attention.shared_splits import _teams_of
@@ -62,6 +62,11 @@ def attend(monkeypatch, full: int, q: Tensor, cache: Tensor, rows: QueryRows) ->
     return output(launch_paged_attention, q, cache, rows)
 
 
+def share_among(monkeypatch, programs: int) -> None:
+    teams = Teams(32, programs, 4, 2, 168), Teams(None, programs, 4, 2)
+    monkeypatch.setattr(launch_plan, "TEAMS", teams)
+
+
 @pytest.mark.parametrize(
     "extents, dtype, C",
     [
@@ -75,8 +80,7 @@ def attend(monkeypatch, full: int, q: Tensor, cache: Tensor, rows: QueryRows) ->
 def test_a_row_has_the_bits_of_a_program_that_walks_all(
     exact_device, monkeypatch, extents, dtype, C, programs
 ):
-    for name in ("TEAMED", "SMALL_TEAMED"):
-        monkeypatch.setattr(launch_plan, name, programs)
+    share_among(monkeypatch, programs)
     sizes = {"group": 3, "G": 2, "C": C, "dtype": dtype, "device": exact_device}
     q, cache, rows = case("normal", extents, **sizes)
     expected = attend(monkeypatch, ONE_WALKS_ALL, q, cache, rows)
@@ -87,7 +91,7 @@ def test_a_row_has_the_bits_of_a_program_that_walks_all(
 
 
 def test_padding_slots_and_rows_change_nothing(exact_device, monkeypatch):
-    monkeypatch.setattr(launch_plan, "SMALL_TEAMED", 20)
+    share_among(monkeypatch, 20)
     extents = (200, 70, 330, 128), (4, 4, 4, 4)
     q, cache, rows = case("normal", extents, group=2, G=1, C=16, dtype=FP16, device=exact_device)
     expected = attend(monkeypatch, TEAMS, q, cache, rows)
@@ -109,7 +113,8 @@ def test_all_programs_fit_a_gpu_at_once():
         assert B <= plan.teams <= 396 // (8 * plan.tiles) <= plan.teams + 1
     assert plan_launch(1, 4, HeadShape(4, 8, 128, 2)).teams == 0
     assert plan_launch(8, 4, HeadShape(4, 8, 128, 2), has_paths=True).teams == 0
-    assert plan_launch(64, 4, HeadShape(4, 8, 128, 2)).teams == 0
+    assert plan_launch(64, 4, HeadShape(4, 8, 128, 2), most_keys=4096).teams == 0
+    assert plan_launch(64, 4, HeadShape(4, 8, 128, 2)).teams == 264 // 8  # of long slots
     assert plan_launch(8, 4, HeadShape(4, 8, 256, 2)).teams == 264 // 8  # two a multiprocessor
 
 
@@ -123,6 +128,5 @@ def test_a_gpu_gives_equal_bits_around_every_border(monkeypatch, query_lens, pro
     q, cache, rows = case("normal", (BORDERS, query_lens), **sizes)
     expected = attend(monkeypatch, ONE_WALKS_ALL, q, cache, rows)
     assert expected.isfinite().all()
-    for name in ("TEAMED", "SMALL_TEAMED"):
-        monkeypatch.setattr(launch_plan, name, programs)
+    share_among(monkeypatch, programs)
     assert torch.equal(attend(monkeypatch, TEAMS, q, cache, rows), expected)

@@ -10,9 +10,8 @@ from torch import Tensor
 from graphs.protocol import GraphBackend
 from specdec.config import GraphConfig
 from specdec.draft import Draft
-from specdec.kernels.attention.launch_plan import most_rows_in_parts
-from specdec.kernels.attention.query_tiles import HeadShape
-from specdec.kernels.attention.workspace import workspace_size
+from specdec.kernels.attention.arguments import workspace_size
+from specdec.kernels.attention.launch_plan import HeadShape, most_rows_in_parts
 from specdec.models.build import allocate_kv_cache, build_draft, build_target
 from specdec.models.llama import LlamaModel
 from specdec.passes.contexts import PassContexts

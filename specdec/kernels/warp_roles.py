@@ -2,7 +2,7 @@
 
 One warp lets the copy engine fill a ring of tiles of keys and values, and two groups of four warps
 have 64 query rows each. Scores of a tile are multiplied while the values before it are, and one
-group's powers are taken under the other's products. prompt_attention.py and attention/wide_walk.py
+group's powers are taken under the other's products. prompt/attention.py and attention/wide_walk.py
 are made of these.
 """
 

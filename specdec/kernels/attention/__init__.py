@@ -34,6 +34,6 @@ To be read in this order:
    keys, on a Hopper GPU; with wide_splits.py (which program takes which of them) and wide_attend.py
    (what it does with them);
 8. twin.py: the same in plain torch.
-Large prompts on a Hopper GPU are prompt_attention.py's, in the folder above, with warp_roles.py,
-which wide_walk.py is made of, too.
+Large prompts on a Hopper GPU are those of ../prompt/, with ../warp_roles.py, which wide_walk.py is
+made of, too.
 """

@@ -5,18 +5,16 @@ from collections.abc import Callable
 from torch import Tensor
 
 from specdec.kernels import is_hopper, launch_options, pick
-from specdec.kernels.attention.arguments import Pass
+from specdec.kernels.attention.arguments import Pass, room_for_parts
 from specdec.kernels.attention.combine import prepare_combine, prepare_combine_long
-from specdec.kernels.attention.launch_plan import plan_launch, takes_prompt_kernel
+from specdec.kernels.attention.launch_plan import HeadShape, plan_launch, takes_prompt_kernel
 from specdec.kernels.attention.query_rows import QueryRows
-from specdec.kernels.attention.query_tiles import HeadShape
 from specdec.kernels.attention.shared_splits import prepare_share
 from specdec.kernels.attention.twin import paged_attention_ref
 from specdec.kernels.attention.walk import prepare_walk
 from specdec.kernels.attention.wide_walk import WideWalk
-from specdec.kernels.attention.workspace import room_for_parts
 from specdec.kernels.needed import need
-from specdec.kernels.prompt_attention import PromptAttention, is_fit
+from specdec.kernels.prompt.attention import PromptAttention, is_fit
 
 
 def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
@@ -40,9 +38,7 @@ def _launches(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..
     group = q_THC.shape[1] // G
     if not takes_prompt_kernel(rows, group, S, C, q_THC.dtype, is_hopper(q_THC.device)):
         return _prepare(q_THC, cache, rows)
-    table = rows.block_table, rows.idx_mapping, rows.positions, rows.query_start_loc
-    before = max(rows.max_seq_len - rows.max_query_len, 0)
-    return [PromptAttention(q_THC, cache, *table, rows.max_query_len, before, rows.is_beside)]
+    return [PromptAttention(q_THC, cache, rows)]
 
 
 def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..., None]]:

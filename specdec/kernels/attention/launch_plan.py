@@ -9,9 +9,8 @@ import torch
 
 from specdec.kernels import next_power_of_2
 from specdec.kernels.attention.query_rows import QueryRows
-from specdec.kernels.attention.query_tiles import HeadShape, QueryTile, query_tile
 from specdec.kernels.head_columns import block_of
-from specdec.kernels.prompt_attention import is_fit
+from specdec.kernels.prompt.attention import is_fit
 
 MAX_SPLIT_TOKENS = 16  # query tokens per request up to which programs share a query tile's splits
 # A slot with more keys is long: where query tiles fill the GPU, other programs share its splits.
@@ -41,28 +40,51 @@ WIDE_FROM = 3072
 FEW_TO_ADD_UP = 64
 COLUMNS = 32  # that each of these programs adds up, one a lane
 SMALL_KEY = 256  # bytes of a key, for more stages or fewer registers
-# Batch slots with more query rows are prompt_attention.py's, where that can run; measured on an
+# Batch slots with more query rows are prompt/attention.py's, where that can run; measured on an
 # H200: at 512 (128 tokens of 4 heads) both take as long. None: none are.
 PROMPT_MORE_THAN: int | None = 512
 
 
-def takes_prompt_kernel(
-    rows: QueryRows, group: int, S: int, C: int, dtype: torch.dtype, has_wgmma: bool
-) -> bool:
-    """Whether prompt_attention.py serves a pass."""
-    if PROMPT_MORE_THAN is None or rows.max_query_len <= MAX_SPLIT_TOKENS:
-        return False
-    is_large = rows.max_query_len * group > PROMPT_MORE_THAN
-    return is_large and has_wgmma and rows.paths is None and is_fit(group, S, C, dtype)
+class HeadShape(NamedTuple):
+    """group: query heads of each of the G kv heads."""
+
+    group: int
+    G: int
+    C: int
+    itemsize: int  # bytes of an element of queries and keys
+
+    @property
+    def key_bytes(self) -> int:
+        return self.C * self.itemsize
+
+
+class QueryTile(NamedTuple):
+    """The query rows of a program, and its warps.
+
+    more_than:    for passes whose longest batch slot has more query rows, tokens x heads of a group
+    skips_masks:  tiles of keys that all rows see are not masked
+    max_head_dim: only for types of 16 bits, and up to this head_dim; 0 = all
+    """
+
+    more_than: int
+    rows: int
+    num_warps: int
+    skips_masks: bool = False
+    max_head_dim: int = 0
+
+
+# The only place that chooses tiles; tests compare them with others.
+QUERY_TILES = (
+    QueryTile(0, 16, 4),
+    QueryTile(16, 32, 4),
+    QueryTile(32, 64, 4, skips_masks=True, max_head_dim=128),
+)
 
 
 class Teams(NamedTuple):
-    """Programs that share the splits of several slots: as many as fit a GPU at once.
+    """Programs that share the splits of several slots: as many as fit a GPU at once."""
 
-    max_rows: of a query tile whose keys have SMALL_KEY bytes at most; None: of any tile
-    """
-
-    max_rows: int | None
+    max_rows: int  # of a query tile, whose keys have SMALL_KEY bytes at most; 0: of any tile
     programs: int
     num_warps: int
     num_stages: int  # 2: a tile of keys is on its way beside the one that is multiplied
@@ -70,17 +92,15 @@ class Teams(NamedTuple):
 
 
 # For all slots of a launch; and for long ones, beside the programs that walk the others.
-TEAMS = Teams(32, 396, 4, 2, 168), Teams(None, 264, 4, 2)
-LONG_TEAMS = Teams(32, 264, 4, 3), Teams(None, 264, 4, 2)
+TEAMS = Teams(32, 396, 4, 2, 168), Teams(0, 264, 4, 2)
+LONG_TEAMS = Teams(32, 264, 4, 3), Teams(0, 264, 4, 2)
 
 
 def teams_for(tile: QueryTile, heads: HeadShape, is_long: bool) -> Teams:
-    """Pick the first that is for such tiles."""
-    has_small_keys = heads.C * heads.itemsize <= SMALL_KEY
-    for teams in LONG_TEAMS if is_long else TEAMS:
-        if teams.max_rows is None or (has_small_keys and tile.rows <= teams.max_rows):
-            return teams
-    raise AssertionError((tile, heads))
+    """Pick the row for these tiles and keys."""
+    small, large = LONG_TEAMS if is_long else TEAMS
+    is_small = heads.key_bytes <= SMALL_KEY and tile.rows <= small.max_rows
+    return small if is_small else large
 
 
 class Launch(NamedTuple):
@@ -89,8 +109,6 @@ class Launch(NamedTuple):
     tile: QueryTile
     tokens: int  # of a query tile; its rows are tokens x heads of a group, at powers of 2
     tiles: int  # of a batch slot
-    query_tiles: int  # of all batch slots
-    usual_tiles: int  # of these, about as many as have rows
     is_split: bool  # programs share the splits of each query tile; else one walks them all
     sharers: int  # programs of each query tile and kv head; 1 with teams
     teams: int  # that share the splits of several slots, or of long ones: shared_splits.py
@@ -108,6 +126,16 @@ class Launch(NamedTuple):
         """Launches of one kind, for the same heads, take the same kernels."""
         cut = self.tile, self.is_split, self.walk_warps, self.looks_first, self.slots
         return *cut, self.has_paths, self.is_wide, self.columns
+
+
+def takes_prompt_kernel(
+    rows: QueryRows, group: int, S: int, C: int, dtype: torch.dtype, has_wgmma: bool
+) -> bool:
+    """Whether prompt/attention.py serves a pass."""
+    if PROMPT_MORE_THAN is None or rows.max_query_len <= MAX_SPLIT_TOKENS:
+        return False
+    is_large = rows.max_query_len * group > PROMPT_MORE_THAN
+    return is_large and has_wgmma and rows.paths is None and is_fit(group, S, C, dtype)
 
 
 def plan_launch(
@@ -131,26 +159,23 @@ def plan_launch(
         tile = query_tile(min(usual * heads.group, PATH_ROWS), heads)
     elif is_split:
         tile = _sharing_tile(B, usual, max_query_len, heads)
-    tokens = _tokens(tile, heads)
-    tiles, usual_tiles = -(-max_query_len // tokens), B * -(-usual // tokens)
+    of_slot = _programs(1, usual, tile, heads)
     may_be_long = ALONE_KEYS is not None and (most_keys is None or most_keys > ALONE_KEYS)
-    is_few = usual_tiles // B * heads.G < FULL  # a slot's own tiles do not fill the GPU
-    is_helped = may_be_long and is_few and is_round and not has_paths and not is_split
+    is_helped = may_be_long and of_slot < FULL and is_round and not has_paths and not is_split
     sharers, teams, registers = 1, 0, None
     if is_helped or (is_split and B > 1 and not has_paths):
         programs = teams_for(tile, heads, is_helped).programs
-        teams = max(programs // (usual_tiles // B * heads.G), 1 if is_helped else B)
+        teams = max(programs // of_slot, 1 if is_helped else B)
     elif is_split:
-        registers = _most_registers(tile, heads)
-        sharers = _sharers(usual_tiles * heads.G, has_paths)
+        if (tile.rows, heads.key_bytes) == (FEWER_REGISTERS[0], SMALL_KEY):
+            registers = FEWER_REGISTERS[1]
+        sharers = -(-_most_sharers(B * of_slot, has_paths) // (B * of_slot))
     is_wide = is_split and has_paths and usual * heads.group > PATH_ROWS
     is_wide = is_wide and (most_keys is None or most_keys > WIDE_FROM)
     return Launch(
         tile,
-        tokens,
-        tiles,
-        query_tiles=B * tiles,
-        usual_tiles=usual_tiles,
+        _tokens(tile, heads),
+        tiles=-(-max_query_len // _tokens(tile, heads)),
         is_split=is_split,
         sharers=sharers,
         teams=teams,
@@ -166,21 +191,10 @@ def plan_launch(
     )
 
 
-def _sharers(programs: int, has_paths: bool) -> int:
-    """Count the programs that share the splits of each of these, without teams."""
+def _most_sharers(programs: int, has_paths: bool) -> int:
     if not has_paths:
-        return -(-SHARERS // programs)
-    return -(-(FEW_SHARERS if programs >= MANY_TILES else PATH_SHARERS) // programs)
-
-
-def _most_registers(tile: QueryTile, heads: HeadShape) -> int | None:
-    rows, registers = FEWER_REGISTERS
-    return registers if tile.rows == rows and heads.C * heads.itemsize == SMALL_KEY else None
-
-
-def stages_of_long_loops(heads: HeadShape) -> int:
-    """Count the stages of loops over many tiles: two tiles are on their way, or a large one."""
-    return 2 if heads.C * heads.itemsize > SMALL_KEY else 3
+        return SHARERS
+    return FEW_SHARERS if programs >= MANY_TILES else PATH_SHARERS
 
 
 def _columns(num_rows: int, heads: HeadShape) -> int:
@@ -204,6 +218,16 @@ def _programs(B: int, query_len: int, tile: QueryTile, heads: HeadShape) -> int:
 
 def _tokens(tile: QueryTile, heads: HeadShape) -> int:
     return max(tile.rows // next_power_of_2(heads.group), 1)
+
+
+def query_tile(query_rows: int, heads: HeadShape) -> QueryTile:
+    """Pick the last of QUERY_TILES that is meant for this many query rows of a batch slot."""
+    return [tile for tile in QUERY_TILES if _is_meant(tile, query_rows, heads)][-1]
+
+
+def _is_meant(tile: QueryTile, query_rows: int, heads: HeadShape) -> bool:
+    fits = tile.max_head_dim == 0 or (heads.itemsize == 2 and tile.max_head_dim >= heads.C)
+    return fits and tile.more_than < query_rows
 
 
 def most_rows_in_parts(

@@ -1,6 +1,6 @@
 """Partial results of attention in memory: how kernels leave them there, and add them up in order.
 
-Each is a peak, a total and weighted values of a row (splits.py); workspace.py says where they are.
+Each is a peak, a total and weighted values of a row (splits.py); arguments.py says where they are.
 Several are loaded at once, because a load takes longer than adding what it brings. Then they are
 added one after another, so the bits are those of a program that adds each as soon as it has it.
 """

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.kernels import jit, next_power_of_2, tl
+from specdec.kernels.attention.launch_plan import HeadShape
 from specdec.kernels.attention.parts import store_part
 from specdec.kernels.attention.query_rows import Paths
-from specdec.kernels.attention.query_tiles import HeadShape
 from specdec.kernels.attention.splits import (
     Part,
     attend_split,

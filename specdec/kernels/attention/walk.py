@@ -11,7 +11,7 @@ from math import prod
 
 from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.arguments import Pass
-from specdec.kernels.attention.launch_plan import stages_of_long_loops
+from specdec.kernels.attention.launch_plan import SMALL_KEY
 from specdec.kernels.attention.parts import store_part
 from specdec.kernels.attention.path_tails import LONGEST, TailPrograms, attend_paths
 from specdec.kernels.attention.shared_splits import is_shared
@@ -46,7 +46,7 @@ def prepare_walk(given: Pass) -> Repeated:
     has_parts = plan.is_split or paths is not None  # in memory that earlier rows may still use
     is_beside = plan.is_helped or plan.is_wide or (rows.is_beside and not has_parts)
     sharers = min(given.parts.num_splits, plan.sharers) if plan.is_split else 1
-    grid = plan.query_tiles, heads.G, sharers
+    grid = len(rows.idx_mapping) * plan.tiles, heads.G, sharers
     path_len = 1 if paths is None else paths.slots.shape[1]
     tails = TailPrograms.of(rows.max_query_len, path_len, heads)
     num_tails = 0
@@ -88,7 +88,7 @@ def prepare_walk(given: Pass) -> Repeated:
         },
         options={
             "num_warps": plan.walk_warps,
-            "num_stages": stages_of_long_loops(heads) if in_one_loop else 2,
+            "num_stages": 3 if in_one_loop and heads.key_bytes <= SMALL_KEY else 2,
             **({} if plan.most_registers is None else {"maxnreg": plan.most_registers}),
             **given.options,
         },

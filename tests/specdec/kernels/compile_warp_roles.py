@@ -9,8 +9,9 @@ from unittest.mock import patch
 import torch
 
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
-    from specdec.kernels import next_power_of_2, prompt_attention, triton, warp_roles
+    from specdec.kernels import next_power_of_2, triton, warp_roles
     from specdec.kernels.attention import wide_walk
+    from specdec.kernels.prompt import attention
 
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -34,8 +35,8 @@ def compile_prompt(heads: int, kv_heads: int, C: int, dtype: str):
         "scale": "fp32",
         "is_beside": "i32",
     }
-    variant = prompt_attention.Variant(heads, kv_heads, is_uniform=False)
-    return compile_for_hopper(prompt_attention._prompt_attention_kernel, signature, variant)
+    variant = attention.Variant(heads, kv_heads, is_uniform=False)
+    return compile_for_hopper(attention._prompt_attention_kernel, signature, variant)
 
 
 def compile_wide(heads: int, kv_heads: int, C: int, dtype: str):

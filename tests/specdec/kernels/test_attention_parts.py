@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import tl, triton
+from specdec.kernels.attention.arguments import Parts
 from specdec.kernels.attention.combine import FEW_AT_ONCE, MANY_AT_ONCE, line_columns
+from specdec.kernels.attention.launch_plan import HeadShape
 from specdec.kernels.attention.parts import add_parts, columns_of_lanes
-from specdec.kernels.attention.query_tiles import HeadShape
 from specdec.kernels.attention.splits import add_part, no_keys
-from specdec.kernels.attention.workspace import Parts
 from specdec.kernels.kept import LINE
 from tests.specdec.kernels.attention_cases import load_part
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from specdec.kernels.attention.launch import launch_paged_attention
-from specdec.kernels.attention.launch_plan import plan_launch, takes_prompt_kernel
-from specdec.kernels.attention.query_tiles import HeadShape
+from specdec.kernels.attention.launch_plan import HeadShape, plan_launch, takes_prompt_kernel
 from specdec.kernels.linear import Sums, launch_linear
 from specdec.kernels.rotate_and_store import launch_rotate_and_store
 from tests.specdec.kernels.attention_cases import BF16, case

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 
 from specdec.kernels.add_rms_norm import add_rms_norm_ref, launch_add_rms_norm
 from specdec.kernels.attention import launch_plan
+from specdec.kernels.attention.arguments import workspace_size
 from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.attention.query_rows import QueryRows, plan_tiles
 from specdec.kernels.attention.splits import num_splits
 from specdec.kernels.attention.twin import paged_attention_ref
-from specdec.kernels.attention.workspace import workspace_size
 from specdec.kernels.best_token import launch_tile_maxima
 from specdec.kernels.gate_up import gate_up_ref, launch_gate_up
 from specdec.kernels.joint_input import joint_input_ref, launch_joint_input

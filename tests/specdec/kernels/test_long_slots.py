@@ -8,12 +8,11 @@ from torch import Tensor
 
 from specdec.kernels import next_power_of_2
 from specdec.kernels.attention import combine, launch_plan
+from specdec.kernels.attention.arguments import workspace_size
 from specdec.kernels.attention.launch import launch_paged_attention
-from specdec.kernels.attention.launch_plan import Teams
+from specdec.kernels.attention.launch_plan import HeadShape, Teams, query_tile
 from specdec.kernels.attention.query_rows import QueryRows
-from specdec.kernels.attention.query_tiles import HeadShape, query_tile
 from specdec.kernels.attention.splits import num_splits
-from specdec.kernels.attention.workspace import workspace_size
 from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case, output
 
 SPLITS_SHARED, ONE_WALKS_ALL = 1 << 30, 1  # programs that fill the GPU
@@ -29,7 +28,7 @@ def few_teams(monkeypatch):
 
 
 def share_among(monkeypatch, programs: int) -> None:
-    teams = Teams(16, programs, 2, 2), Teams(None, programs, 4, 2)
+    teams = Teams(16, programs, 2, 2), Teams(0, programs, 4, 2)
     monkeypatch.setattr(launch_plan, "LONG_TEAMS", teams)
     monkeypatch.setattr(combine, "COMBINERS", max(programs - 1, 1))
 

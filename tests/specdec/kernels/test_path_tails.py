@@ -12,12 +12,11 @@ from graphs.cuda import CudaBackend
 from graphs.modes import BatchDescriptor
 from graphs.tape.backend import TapeBackend
 from graphs.wrapper import capture_graph
-from specdec.kernels.attention import launch_plan, query_tiles
+from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.launch import launch_paged_attention, paged_attention
-from specdec.kernels.attention.launch_plan import plan_launch
+from specdec.kernels.attention.launch_plan import HeadShape, QueryTile, plan_launch
 from specdec.kernels.attention.path_tails import TailPrograms
 from specdec.kernels.attention.query_rows import Paths
-from specdec.kernels.attention.query_tiles import HeadShape, QueryTile
 from specdec.kernels.attention.splits import num_splits
 from specdec.kernels.attention.twin import paged_attention_ref
 from tests.specdec.kernels.tree_cases import Tree, chain, random_tree, tree_case
@@ -203,7 +202,7 @@ def test_trees_keep_their_bits_in_larger_query_tiles(device, monkeypatch, tile):
         case = tree_case([tree], dtype=dtypes(device)[0], device=device, **sizes)
         expected = case.attend(launch_paged_attention, case.tree)
         with monkeypatch.context() as patched:
-            patched.setattr(query_tiles, "QUERY_TILES", (tile,))
+            patched.setattr(launch_plan, "QUERY_TILES", (tile,))
             found = case.attend(launch_paged_attention, replace(case.tree))
         assert torch.equal(found, expected), base
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.kernels import prompt_attention
 from specdec.kernels.attention import launch, launch_plan
 from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.attention.launch_plan import takes_prompt_kernel
 from specdec.kernels.attention.query_rows import Paths, QueryRows
-from specdec.kernels.prompt_attention import count_uneven
+from specdec.kernels.prompt import attention, items
+from specdec.kernels.prompt.attention import PromptAttention
+from specdec.kernels.prompt.items import count_uneven
 from tests.specdec.kernels.test_query_tiles import BF16, FP16, FP32, difference
 from tests.specdec.kernels.test_query_tiles import case as rows_of_requests
 
@@ -41,9 +42,9 @@ def schedule(monkeypatch):
     """The functions that say which program has which item, as Python's and not Triton's."""
     names = ("num_own", "own_item", "_pair", "_item_there_and_back", "place_of_item")
     for name in names:
-        kernel = getattr(prompt_attention, name)
-        monkeypatch.setattr(prompt_attention, name, getattr(kernel, "fn", kernel))
-    return prompt_attention
+        kernel = getattr(items, name)
+        monkeypatch.setattr(items, name, getattr(kernel, "fn", kernel))
+    return items
 
 
 def items_of(schedule, programs: int, num_items: int, uneven: int = 0) -> list[list[int]]:
@@ -66,9 +67,9 @@ def test_every_item_is_computed_once(schedule, tiles, slots, G, least):
     num_items = tiles * slots * G
     programs = min(num_items, 132)
     uneven = count_uneven(programs, num_items, least)
-    items = [item for own in items_of(schedule, programs, num_items, uneven) for item in own]
-    assert sorted(items) == [*range(num_items)]
-    places = [schedule.place_of_item(item, num_items, slots, G) for item in items]
+    found = [item for own in items_of(schedule, programs, num_items, uneven) for item in own]
+    assert sorted(found) == [*range(num_items)]
+    places = [schedule.place_of_item(item, num_items, slots, G) for item in found]
     assert {*places} == {*product(range(tiles), range(slots), range(G))}
 
 
@@ -151,9 +152,19 @@ def test_a_pass_is_prepared_once_and_launched_for_each_layer(prompts_on, monkeyp
     for layer in layers:
         launch_paged_attention(q, out, layer, rows)
     assert len(prepared) == 1
-    assert prepared[0][-3:] == (300, 700, False)  # behind 700 keys
+    assert prepared[0][2] is rows
     assert [of[0] is out and of[1] is q for of in launched] == [True, True]
     assert [of[2].data_ptr() for of in launched] == [layer.data_ptr() for layer in layers]
+
+
+def test_items_are_dealt_out_by_the_keys_before_a_chunk(monkeypatch):
+    asked = []
+    monkeypatch.setattr(attention, "num_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(attention, "count_uneven", lambda *of: asked.append(of))
+    q, cache = torch.zeros(300, 8, 64, dtype=BF16), torch.zeros(2, 3, 2, 64, 64, dtype=BF16)
+    table = torch.zeros(2, 16, dtype=torch.int64)
+    PromptAttention(q, cache, replace(chunk(300), max_seq_len=1000, block_table=table))
+    assert asked == [(20, 20, 700 / (32 / 2))]  # 10 tiles of 32 tokens, 2 kv heads
 
 
 @pytest.mark.parametrize("kernel", ["prompt", "wide"])
@@ -199,7 +210,7 @@ def attend(more_than, prompts_on, q: Tensor, cache: Tensor, rows: QueryRows) -> 
     rows.launches.clear()
     out = torch.full_like(q, torch.nan)
     launch_paged_attention(q, out, cache, rows)
-    is_prompt_kernel = isinstance(rows.launches[0], prompt_attention.PromptAttention)
+    is_prompt_kernel = isinstance(rows.launches[0], PromptAttention)
     assert is_prompt_kernel == (more_than is not None)
     return out
 

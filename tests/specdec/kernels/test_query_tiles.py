@@ -8,21 +8,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.kernels.attention import launch_plan, query_tiles
+from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.launch import launch_paged_attention
-from specdec.kernels.attention.launch_plan import Launch, plan_launch
-from specdec.kernels.attention.query_rows import QueryRows
-from specdec.kernels.attention.query_tiles import (
-    PROMPT_TILES,
+from specdec.kernels.attention.launch_plan import (
     QUERY_TILES,
     HeadShape,
+    Launch,
     QueryTile,
+    plan_launch,
     query_tile,
 )
+from specdec.kernels.attention.query_rows import QueryRows
 from specdec.kernels.compilations import compiling_ahead
 from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case, output
 
 SMALL = QueryTile(0, 16, 2)
+PROMPT_TILES = tuple(
+    QueryTile(1024, rows, num_warps, skips_masks)
+    for rows, num_warps in ((64, 4), (64, 8), (128, 8))
+    for skips_masks in (False, True)
+)
 TILES = [
     QueryTile(0, rows, num_warps, skips_masks)
     for rows, num_warps in (
@@ -60,7 +65,7 @@ GPU_CASES = [
 
 
 def attend(monkeypatch, tile: QueryTile, q: Tensor, cache: Tensor, rows: QueryRows) -> Tensor:
-    monkeypatch.setattr(query_tiles, "QUERY_TILES", (tile,))
+    monkeypatch.setattr(launch_plan, "QUERY_TILES", (tile,))
     monkeypatch.setattr(launch_plan, "PROMPT_MORE_THAN", None)
     rows.launches.clear()
     return output(launch_paged_attention, q, cache, rows)
@@ -157,7 +162,7 @@ def test_a_prompt_takes_tiles_of_64_rows_where_they_fit(monkeypatch):
     assert rows_of_tiles(heads) == [16, 16, 32, 32, 64, 64]
     assert rows_of_tiles(heads._replace(C=256)) == [16, 16, 32, 32, 32, 32]
     assert rows_of_tiles(heads._replace(itemsize=4)) == [16, 16, 32, 32, 32, 32]
-    monkeypatch.setattr(query_tiles, "QUERY_TILES", (*QUERY_TILES, PROMPT_TILES[-1]))
+    monkeypatch.setattr(launch_plan, "QUERY_TILES", (*QUERY_TILES, PROMPT_TILES[-1]))
     assert [query_tile(rows, heads).rows for rows in (16, 1024, 1025)] == [16, 64, 128]
 
 

@@ -9,9 +9,8 @@ from torch import Tensor
 from specdec.kernels import tl, triton
 from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.launch import launch_paged_attention
-from specdec.kernels.attention.launch_plan import Teams, plan_launch
+from specdec.kernels.attention.launch_plan import HeadShape, Teams, plan_launch
 from specdec.kernels.attention.query_rows import QueryRows
-from specdec.kernels.attention.query_tiles import HeadShape
 from specdec.kernels.attention.shared_splits import _teams_of
 from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case, output
 
@@ -63,7 +62,7 @@ def attend(monkeypatch, full: int, q: Tensor, cache: Tensor, rows: QueryRows) ->
 
 
 def share_among(monkeypatch, programs: int) -> None:
-    teams = Teams(32, programs, 4, 2, 168), Teams(None, programs, 4, 2)
+    teams = Teams(32, programs, 4, 2, 168), Teams(0, programs, 4, 2)
     monkeypatch.setattr(launch_plan, "TEAMS", teams)
 
 

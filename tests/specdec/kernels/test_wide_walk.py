@@ -10,10 +10,10 @@ from graphs.modes import BatchDescriptor
 from graphs.wrapper import capture_graph
 from specdec.kernels import jit, tl
 from specdec.kernels.attention import combine, launch, wide_splits
+from specdec.kernels.attention.arguments import workspace_size
 from specdec.kernels.attention.launch import launch_paged_attention
-from specdec.kernels.attention.launch_plan import WIDE_FROM, plan_launch
+from specdec.kernels.attention.launch_plan import WIDE_FROM, HeadShape, plan_launch
 from specdec.kernels.attention.path_tails import TailPrograms
-from specdec.kernels.attention.query_tiles import HeadShape
 from specdec.kernels.attention.splits import (
     add_part,
     no_keys,
@@ -34,7 +34,6 @@ from specdec.kernels.attention.wide_splits import (
     shares,
     table_of_shares,
 )
-from specdec.kernels.attention.workspace import workspace_size
 from tests.specdec.kernels.attention_cases import load_part
 from tests.specdec.kernels.tree_cases import Tree, random_tree, tree_case
 

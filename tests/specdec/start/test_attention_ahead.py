@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from specdec.kernels.attention import combine, launch, launch_plan
-from specdec.kernels.attention.launch_plan import plan_launch
+from specdec.kernels.attention.launch_plan import HeadShape, plan_launch
 from specdec.kernels.attention.query_rows import Paths, QueryRows
-from specdec.kernels.attention.query_tiles import HeadShape
 from specdec.kernels.attention.wide_splits import Sharers
 from specdec.kernels.repeated import Repeated
 from specdec.sizes import EngineSizes, TreeShape

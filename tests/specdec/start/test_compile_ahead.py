@@ -7,7 +7,7 @@ import pytest
 
 from specdec import LLM
 from specdec.kernels.attention import launch_plan
-from specdec.kernels.attention.query_tiles import HeadShape
+from specdec.kernels.attention.launch_plan import HeadShape
 from specdec.kernels.tile_shapes import row_class
 from specdec.passes.captured import shared_shapes
 from specdec.requests.sampling_flags import GREEDY

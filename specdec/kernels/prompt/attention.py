@@ -1,4 +1,4 @@
-"""Attention of prompts on a Hopper GPU: one program a multiprocessor, its warps with roles.
+"""One program a multiprocessor, its warps with roles, for long prompts on a Hopper GPU.
 
 One warp fills a ring of tiles of keys and values for two groups of four warps with 64 query rows
 each, tokens x heads of a kv head (warp_roles.py), so keys and values are loaded once for the group.
@@ -25,7 +25,9 @@ from specdec.kernels import (
     num_multiprocessors,
     tl,
 )
+from specdec.kernels.attention.query_rows import QueryRows
 from specdec.kernels.attention.splits import split_of, split_start
+from specdec.kernels.prompt.items import bounds_of, count_uneven, item_of, num_own
 from specdec.kernels.repeated import Repeated
 from specdec.kernels.warp_roles import (
     ROWS,
@@ -71,54 +73,42 @@ def is_fit(group: int, block_size: int, head_dim: int, dtype: torch.dtype) -> bo
 class PromptAttention:
     """The kernel of each layer of a pass. What its layers share is prepared once.
 
-    cache:           [2, N + 1, G, S, C] of a layer, bfloat16 or float16
-    query_start_loc: [B + 1], None where all batch slots have max_query_len rows
-    num_keys_before: about as many keys lie before the rows of the longest slot; for the order only
-    is_beside:       launched right after the attention of other rows of the pass: see overlap.py
+    cache: [2, N + 1, G, S, C] of a layer, bfloat16 or float16
     """
 
-    def __init__(
-        self,
-        q_THC: Tensor,
-        cache: Tensor,
-        block_table: Tensor,
-        idx_mapping: Tensor,
-        positions: Tensor,
-        query_start_loc: Tensor | None,
-        max_query_len: int,
-        num_keys_before: int = 0,
-        is_beside: bool = False,
-    ) -> None:
+    def __init__(self, q_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
         _, H, C = q_THC.shape
         _, N, G, S, _ = cache.shape
+        starts = rows.query_start_loc
         group = next_power_of_2(H // G)
         tokens = ROWS // group
-        of_tile = len(idx_mapping) * G
-        num_items = -(-max_query_len // tokens) * of_tile
+        of_tile = len(rows.idx_mapping) * G
+        num_items = -(-rows.max_query_len // tokens) * of_tile
         programs = min(num_items, num_multiprocessors(q_THC.device))
+        keys_before = max(rows.max_seq_len - rows.max_query_len, 0)  # about, of the longest slot
         keys_a_step = tokens / of_tile  # from one item to the next longer one, on average
-        R, M = block_table.shape
+        R, M = rows.block_table.shape
         self._dtype = q_THC.dtype
-        self._queries = (len(positions), G, H // G, C), (tokens, 1, group, C)
+        self._queries = (rows.num_rows, G, H // G, C), (tokens, 1, group, C)
         self._keys = (N * G * S, C), (S, C)
         self._kernel = Repeated(
             _prompt_attention_kernel,
             (programs, 1, 1),
             then=(
-                block_table,
-                idx_mapping,
-                positions,
-                positions if query_start_loc is None else query_start_loc,
+                rows.block_table,
+                rows.idx_mapping,
+                rows.positions,
+                rows.positions if starts is None else starts,
                 num_items,
-                count_uneven(programs, num_items, num_keys_before / keys_a_step),
-                len(idx_mapping),
-                max_query_len,
+                count_uneven(programs, num_items, keys_before / keys_a_step),
+                len(rows.idx_mapping),
+                rows.max_query_len,
                 R - 1,
                 M,
                 C**-0.5 * 1.4426950408889634,
-                int(is_beside),
+                int(rows.is_beside),
             ),
-            constants={"VARIANT": Variant(H, G, query_start_loc is None)},
+            constants={"VARIANT": Variant(H, G, starts is None)},
             options={"num_warps": 4, "launch_pdl": True, "enable_fp_fusion": False},
         )
 
@@ -128,20 +118,6 @@ class PromptAttention:
         queries = descriptor(q_THC.data_ptr(), dtype, *self._queries)
         keys, values = (descriptor(each.data_ptr(), dtype, *self._keys) for each in (k, v))
         self._kernel(out_THC, queries, keys, values)
-
-
-def count_uneven(programs: int, num_items: int, least: float) -> int:
-    """Count the pairs of rounds in which programs with fewer items take the longer ones; see
-    own_item.
-
-    least: keys of the shortest item, which some programs have and others not, in steps from one
-        item to the next longer one
-    """
-    if num_items % programs == 0:
-        return 0
-    # of a pair of rounds: two items, each as many steps longer as there are programs
-    gain = 2 * programs
-    return min(num_items // programs // 2, round(least / gain))
 
 
 @gluon_jit(
@@ -177,7 +153,9 @@ def _prompt_attention_kernel(
     is_beside,
     VARIANT: gl.constexpr,
 ):
-    _begin(is_beside)
+    if is_beside == 0:
+        tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
     q_ring = make_ring(q_desc, VARIANT.num_queries)
     k_ring = make_ring(k_desc, VARIANT.num_stages)
     v_ring = make_ring(v_desc, VARIANT.num_stages)
@@ -191,8 +169,8 @@ def _prompt_attention_kernel(
     rows = (idx_ptr, positions_ptr, starts_ptr, (num_items, num_uneven), num_slots, query_len)
     gl.warp_specialize(
         [
-            (_attend_upper, (out_ptr, rings, bars, rows, scale, VARIANT)),
-            (_attend_lower, (out_ptr, rings, bars, rows, scale, VARIANT)),
+            (_attend, (out_ptr, rings, bars, rows, scale, VARIANT, 0)),
+            (_attend, (out_ptr, rings, bars, rows, scale, VARIANT, 1)),
             (
                 _copy,
                 ((q_desc, k_desc, v_desc), rings, bars, rows, (block_table_ptr, R, M), VARIANT),
@@ -205,98 +183,6 @@ def _prompt_attention_kernel(
 
 
 @gluon_jit
-def _begin(is_beside):
-    if is_beside == 0:
-        tl.extra.cuda.gdc_wait()
-    tl.extra.cuda.gdc_launch_dependents()
-
-
-@gluon_jit
-def num_own(place, programs, num_items):
-    """Count the items of a program; place: its number."""
-    rounds = num_items // programs
-    return rounds + (_item_there_and_back(rounds, place, programs) < num_items)
-
-
-@gluon_jit
-def own_item(i, place, programs, num_items, uneven):
-    """Find a program's i-th item: every other round goes back, so that programs get equal work.
-
-    Where the last ones are long, too, programs that have an item more would have too much: those
-    with fewer take the longer ones of the first `uneven` pairs of rounds.
-    """
-    if i < 2 * uneven:
-        more = num_items % programs  # programs with an item more; they come last in `rank`
-        fewer = programs - more
-        is_last_back = num_items // programs % 2
-        rank = is_last_back * place + (1 - is_last_back) * (programs - 1 - place)
-        item = _pair(i, 0, rank, fewer)
-        if rank >= fewer:
-            item = _pair(i, 2 * fewer, rank - fewer, more)
-        item += i // 2 * 2 * programs
-    else:
-        item = _item_there_and_back(i, place, programs)
-    return item
-
-
-@gluon_jit
-def _pair(i, first, rank, programs):
-    """Find the item in a pair of rounds, from item `first` on, for this many programs."""
-    return first + rank + i % 2 * (2 * programs - 1 - 2 * rank)
-
-
-@gluon_jit
-def _item_there_and_back(i, place, programs):
-    return i * programs + place + i % 2 * (programs - 1 - 2 * place)
-
-
-@gluon_jit
-def place_of_item(item, num_items, num_slots, G):
-    """Find an item's query tile, batch slot and kv head. The tiles with most keys come first.
-
-    From num_items on there is no item: a division of negative numbers rounds towards 0.
-    """
-    of_tile = num_slots * G
-    return (num_items - 1 - item) // of_tile, item % of_tile // G, item % G
-
-
-@gluon_jit
-def _num_own(rows):
-    return num_own(gl.program_id(0), gl.num_programs(0), rows[3][0])
-
-
-@gluon_jit
-def _item(i, rows, TOKENS: gl.constexpr, VARIANT: gl.constexpr):
-    """Find a program's i-th item: batch slot, kv head, first row, and the end of the slot's rows.
-
-    Items of slots that are shorter than the longest may begin at or after that end.
-    """
-    _idx_ptr, _positions_ptr, starts_ptr, items, num_slots, query_len = rows
-    num_items, uneven = items
-    item = own_item(i, gl.program_id(0), gl.num_programs(0), num_items, uneven)
-    tile, b, g = place_of_item(item, num_items, num_slots, VARIANT.kv_heads)
-    if VARIANT.is_uniform:
-        first_row = b * query_len
-        end = first_row + query_len
-    else:
-        first_row = gl.load(starts_ptr + b).to(gl.int32)
-        end = gl.load(starts_ptr + b + 1).to(gl.int32)
-    return b, g, first_row + tile * TOKENS, end
-
-
-@gluon_jit
-def _bounds(rows, first_row, end, TOKENS: gl.constexpr):
-    """Find the first and the last position of a query tile; each warp does so by itself."""
-    EACH: gl.constexpr = gl.BlockedLayout(
-        [TOKENS // 32 if TOKENS > 32 else 1], [32], [gl.num_warps()], [0]
-    )
-    t = first_row + gl.arange(0, TOKENS, EACH)
-    position = gl.load(rows[1] + t, mask=t < end, other=-1).to(gl.int32)
-    last = gl.max(position, axis=0)
-    return gl.min(gl.where(t < end, position, last), axis=0), last
-
-
-@gluon_jit
 def _copy(descs, rings, bars, rows, table, VARIANT: gl.constexpr):
     """Fill the rings, in one warp, as places become empty."""
     q_desc, k_desc, v_desc = descs
@@ -306,13 +192,13 @@ def _copy(descs, rings, bars, rows, table, VARIANT: gl.constexpr):
     TOKENS: gl.constexpr = q_ring.shape[1]
     step = 0
     num_done = 0
-    for i in range(_num_own(rows)):
-        b, g, first_row, end = _item(i, rows, TOKENS, VARIANT)
+    for i in range(num_own(gl.program_id(0), gl.num_programs(0), rows[3][0])):
+        b, g, first_row, end = item_of(i, rows, TOKENS, VARIANT)
         if first_row < end:
             slot = gl.load(rows[0] + b).to(gl.int32)
             blocks_ptr = block_table_ptr + gl.where(slot < 0, R, slot).to(gl.int64) * M
             block = gl.load(blocks_ptr).to(gl.int32)
-            _first, last = _bounds(rows, first_row, end, TOKENS)
+            _first, last = bounds_of(rows, first_row, end, TOKENS)
             num_tiles = last // S + 1
             fill(q_desc, [first_row, g, 0, 0], q_ring, bars[0], num_done)
             for j in range(num_tiles):
@@ -325,16 +211,6 @@ def _copy(descs, rings, bars, rows, table, VARIANT: gl.constexpr):
 
 
 @gluon_jit
-def _attend_upper(out_ptr, rings, bars, rows, scale, VARIANT: gl.constexpr):
-    _attend(out_ptr, rings, bars, rows, scale, VARIANT, 0)
-
-
-@gluon_jit
-def _attend_lower(out_ptr, rings, bars, rows, scale, VARIANT: gl.constexpr):
-    _attend(out_ptr, rings, bars, rows, scale, VARIANT, 1)
-
-
-@gluon_jit
 def _attend(out_ptr, rings, bars, rows, scale, VARIANT: gl.constexpr, HALF: gl.constexpr):
     """Attend, in four warps, with half the rows of each of the program's query tiles."""
     q_ring = rings[0]
@@ -344,10 +220,10 @@ def _attend(out_ptr, rings, bars, rows, scale, VARIANT: gl.constexpr, HALF: gl.c
     GROUP: gl.constexpr = q_ring.shape[3]
     step = 0
     num_done = 0
-    for i in range(_num_own(rows)):
-        _b, g, first_row, end = _item(i, rows, TOKENS, VARIANT)
+    for i in range(num_own(gl.program_id(0), gl.num_programs(0), rows[3][0])):
+        _b, g, first_row, end = item_of(i, rows, TOKENS, VARIANT)
         if first_row < end:
-            first, last = _bounds(rows, first_row, end, TOKENS)
+            first, last = bounds_of(rows, first_row, end, TOKENS)
             q = filled(q_ring, bars[0], num_done, True).reshape([TOKENS * GROUP, C])
             q = q.slice(HALF * (TOKENS * GROUP // 2), TOKENS * GROUP // 2)
             SCORES: gl.constexpr = tile_layout(S)

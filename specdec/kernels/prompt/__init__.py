@@ -1,0 +1,1 @@
+"""Attention of prompts on a Hopper GPU."""

@@ -33,7 +33,7 @@ from specdec.kernels.linear import linear
 from specdec.kernels.needed import needed_while
 from specdec.kernels.support_floor.floor import support_floor
 from specdec.models.eagle import EagleModel
-from specdec.passes.contexts import PassContexts
+from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, DraftGraphs, init_piecewise
 from specdec.sampler.row_parameters import TextPositions, row_parameters
 from specdec.sampler.sampler import scaled_in_support
@@ -58,7 +58,7 @@ class Draft:
 
     model: EagleModel
     d2t: Tensor | None
-    contexts: PassContexts
+    contexts: ForwardContexts
     buffers: StepBuffers
     state: RequestState
     graphs: DraftGraphs

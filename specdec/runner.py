@@ -14,7 +14,7 @@ from specdec.kernels.attention.arguments import workspace_size
 from specdec.kernels.attention.launch_plan import HeadShape, most_rows_in_parts
 from specdec.models.build import allocate_kv_cache, build_draft, build_target
 from specdec.models.llama import LlamaModel
-from specdec.passes.contexts import PassContexts
+from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, GraphFamilies
 from specdec.requests.row_start import RowStart
 from specdec.requests.sampling_flags import GREEDY, SamplingFlags
@@ -296,9 +296,9 @@ class Runner:
     def _captures(self) -> Captures:
         return [*self.target.captures(), *(self.draft.captures() if self.draft is not None else ())]
 
-    def _contexts(self, kv_cache: Tensor, verifies_trees: bool = False) -> PassContexts:
+    def _contexts(self, kv_cache: Tensor, verifies_trees: bool = False) -> ForwardContexts:
         rows, bound = (self.buffers, self.state), self.sizes.max_model_len
-        return PassContexts(kv_cache, *rows, bound, self._workspace, verifies_trees)
+        return ForwardContexts(kv_cache, *rows, bound, self._workspace, verifies_trees)
 
 
 def _head_shape(layer: LayerConfig, dtype: torch.dtype) -> HeadShape:

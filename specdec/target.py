@@ -16,7 +16,7 @@ from graphs.context import ForwardContext, set_forward_context
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.models.attention import finished_rows
 from specdec.models.llama import LlamaModel
-from specdec.passes.contexts import PassContexts
+from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, TargetGraphs, init_piecewise
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.step_sizes import Step
@@ -36,7 +36,7 @@ class Target:
     """
 
     model: LlamaModel
-    contexts: PassContexts
+    contexts: ForwardContexts
     buffers: StepBuffers
     graphs: TargetGraphs
     keeps_hidden: bool

@@ -26,10 +26,8 @@ from specdec.stepping.upload import upload
 
 MOST_KEPT = 1024  # shapes of rows whose prepared kernels are kept
 
-_CPU = torch.device("cpu")
 
-
-class PassContexts:
+class ForwardContexts:
     """Makes the forward contexts of one model's passes.
 
     The `dummy_` ones fill the buffers with padding, to warm up and capture.
@@ -54,22 +52,20 @@ class PassContexts:
         self._query_rows = partial(QueryRows, workspace=workspace, block_table=state.block_table)
         sizes = buffers.sizes
         # the kernels need no tiles
-        self._plans = None if kv_cache.is_cuda else TilePlans(sizes.max_tokens, sizes.max_reqs)
+        self._tiles = None if kv_cache.is_cuda else RaggedTiles(sizes.max_tokens, sizes.max_reqs)
 
     def rows(self, step: Step, how: Dispatch) -> ForwardContext:
         """All rows of a step, eagerly or in pieces: those that verify, then those of prompts."""
         T = how.descriptor.num_tokens
         V = step.num_verified
         R = step.num_verify_rows
-        bound = step.max_seq_len
         if not step.parts:
             B = how.descriptor.num_reqs or V
             return self._context(how, T, (self._verified(step, B, T),))
         lengths = [part.length for part in step.parts]
-        prompts = self._ragged(lengths, V, Interval(R, T), bound, is_beside=V > 0)
-        if V == 0:
-            return self._context(how, T, (prompts,))
-        return self._context(how, T, (self._verified(step, V, R), prompts))
+        prompts = self._ragged(lengths, V, Interval(R, T), step.max_seq_len, is_beside=V > 0)
+        groups = (prompts,) if V == 0 else (self._verified(step, V, R), prompts)
+        return self._context(how, T, groups)
 
     def rows_and_seeds(self, step: Step, how: Dispatch, num_seeds: int) -> ForwardContext:
         """Take all rows; the draft's last layer finishes the seeds, one row of each slot."""
@@ -93,7 +89,6 @@ class PassContexts:
             idx_mapping=self.buffers.idx_mapping[V:B],
             positions=self.buffers.positions[last_P],
             max_seq_len=step.max_seq_len,
-            tiles=None if self._plans is None else self._plans.uniform(B - V, 1, B - V),
         )
         verified_R = torch.arange(step.num_verify_rows, device=last_P.device)
         rows_X = torch.cat([verified_R, last_P])
@@ -103,7 +98,7 @@ class PassContexts:
         """Cut the rows of prompts into as many requests as there may be."""
         T = desc.num_tokens
         B = min(T, self.buffers.sizes.max_reqs)
-        lengths = [T // B + (b < T % B) for b in range(B)]
+        lengths = _spread(T, B)
         self.buffers.fill_padding(lengths)
         how = _how(CUDAGraphMode.PIECEWISE, desc, warmup)
         return self._context(how, T, (self._ragged(lengths, 0, Interval(0, T), 1),))
@@ -116,7 +111,7 @@ class PassContexts:
         Q = desc.query_len
         how = _how(CUDAGraphMode.FULL, desc, warmup)
         if Q is None:
-            self.buffers.fill_padding([T // B + (b < T % B) for b in range(B)])
+            self.buffers.fill_padding(_spread(T, B))
             # of one slot: with fewer requests than slots, even where T == B
             most = min(self.buffers.sizes.num_speculative_tokens + 1, T)
             return self._context(how, T, (self._shared(B, most, T, self.max_model_len),))
@@ -134,8 +129,7 @@ class PassContexts:
         if tree is not None:
             paths = Paths(slots=tree.draft_path_slots[:T], starts=tree.draft_starts[:num_reqs])
         group = self._level(num_reqs, L, min(max_seq_len, self.max_model_len), paths)
-        slots = self.buffers.draft_slots[:T]
-        return self._forward_context(how, group.positions, slots, (group,))
+        return self._context(how, T, (group,), of_draft=True)
 
     def dummy_draft_rows(
         self, desc: BatchDescriptor, warmup: bool, of_trees: bool
@@ -149,14 +143,12 @@ class PassContexts:
         """Share prepared kernels with earlier rows of equally many slots in the same buffers.
 
         The kernels were prepared with the sizes below; max_seq_len only decides how many splits
-        there
-        are, and `needed` that their results are needed (needed.py).
+        there are, and `needed` that their results are needed (needed.py).
         """
-        starts, paths = rows.query_start_loc, rows.paths
         at = rows.idx_mapping.data_ptr(), rows.positions.data_ptr()
         sizes = len(rows.idx_mapping), len(rows.positions), num_splits(rows.max_seq_len)
-        of_each = rows.max_query_len, rows.usual_query_len, starts is None, paths is None
-        key = *at, *sizes, *of_each
+        of_slot = rows.max_query_len, rows.usual_query_len
+        key = *at, *sizes, *of_slot, rows.query_start_loc is None, rows.paths is None
         if key not in self._launches and len(self._launches) >= MOST_KEPT:
             self._launches.clear()
         return rows.with_launches(self._launches.setdefault(key, []))
@@ -165,23 +157,19 @@ class PassContexts:
         self, num_reqs: int, rows_per_req: int, max_seq_len: int, paths: Paths | None = None
     ) -> QueryRows:
         """Describe the rows after which the draft proposes."""
-        T = num_reqs * rows_per_req
-        tiles = None if self._plans is None else self._plans.uniform(num_reqs, rows_per_req, T)
         return self._query_rows(
             idx_mapping=self.buffers.sample_mapping[:num_reqs],
-            positions=self.buffers.draft_positions[:T],
+            positions=self.buffers.draft_positions[: num_reqs * rows_per_req],
             max_query_len=rows_per_req,
             max_seq_len=max_seq_len,
-            tiles=tiles,
             paths=paths,
         )
 
     def _verified(self, step: Step, num_reqs: int, num_rows: int) -> QueryRows:
         """Describe the verify slots, from the first row on; the last rows may be padding."""
-        bound = step.max_seq_len
-        if step.shared_rows:
-            return self._with_kept_launches(self._shared(num_reqs, step.query_len, num_rows, bound))
-        return self._with_kept_launches(self._uniform(num_reqs, step.query_len, num_rows, bound))
+        describe = self._shared if step.shared_rows else self._uniform
+        rows = describe(num_reqs, step.query_len, num_rows, step.max_seq_len)
+        return self._with_kept_launches(rows)
 
     def _shared(self, num_reqs: int, most: int, num_rows: int, max_seq_len: int) -> QueryRows:
         """Give each slot 1 to `most` rows, as the device shares them out."""
@@ -204,9 +192,6 @@ class PassContexts:
             positions=self.buffers.positions[:num_rows],
             max_query_len=query_len,
             max_seq_len=max_seq_len,
-            tiles=None
-            if self._plans is None
-            else self._plans.uniform(num_reqs, query_len, num_rows),
             paths=paths,
         )
 
@@ -227,30 +212,26 @@ class PassContexts:
             query_start_loc=self.buffers.prompt_start_loc[: B + 1],
             max_query_len=max(lengths),
             max_seq_len=max_seq_len,
-            tiles=None if self._plans is None else self._plans.ragged(lengths, num_rows),
+            tiles=None if self._tiles is None else self._tiles.plan(lengths, num_rows),
             is_beside=is_beside,
         )
 
     def _context(
-        self, how: Dispatch, num_rows: int, groups: tuple[QueryRows, ...]
+        self, how: Dispatch, num_rows: int, groups: tuple[QueryRows, ...], of_draft: bool = False
     ) -> ForwardContext:
+        """Make the context of these rows. of_draft: of a level of the draft's own."""
         buffers = self.buffers
-        positions = buffers.positions[:num_rows]
-        return self._forward_context(how, positions, buffers.slot_mapping[:num_rows], groups)
-
-    def _forward_context(
-        self, how: Dispatch, positions: Tensor, slot_mapping: Tensor, groups: tuple[QueryRows, ...]
-    ) -> ForwardContext:
+        slot_mapping = (buffers.draft_slots if of_draft else buffers.slot_mapping)[:num_rows]
         metadata = AttentionMetadata(
             layer_caches=self._layer_caches,
             slot_mapping=slot_mapping,
-            positions=positions,
+            positions=(buffers.draft_positions if of_draft else buffers.positions)[:num_rows],
             groups=groups,
         )
         return ForwardContext(
             attn_metadata=metadata,
             slot_mapping=slot_mapping,
-            num_tokens=len(positions),
+            num_tokens=num_rows,
             runtime_mode=how.mode,
             batch_descriptor=how.descriptor,
         )
@@ -278,28 +259,25 @@ def _how(mode: CUDAGraphMode, desc: BatchDescriptor, warmup: bool) -> Dispatch:
     return Dispatch(CUDAGraphMode.NONE if warmup else mode, desc)
 
 
-class TilePlans:
-    """Query tiles of the attention twin: kept for uniform batches, laid out anew for ragged ones.
+def _spread(num_rows: int, num_reqs: int) -> list[int]:
+    """Give as many requests almost equally many rows."""
+    return [num_rows // num_reqs + (b < num_rows % num_reqs) for b in range(num_reqs)]
 
-    The plan of a ragged batch lies in static memory, since a graph in pieces may check addresses.
+
+class RaggedTiles:
+    """Query tiles of the attention twin for batch slots with different numbers of rows.
+
+    They lie in static memory, since a graph in pieces may check addresses.
     """
 
     def __init__(self, max_tokens: int, max_reqs: int) -> None:
         num_tiles = max_tokens // ROWS + max_reqs
         self._rows = torch.zeros(num_tiles * ROWS, dtype=torch.int64)
         self._reqs = torch.zeros(num_tiles, dtype=torch.int64)
-        self._uniform: dict[tuple[int, int, int], TilePlan] = {}
 
-    def uniform(self, num_reqs: int, query_len: int, num_rows: int) -> TilePlan:
-        """Plan the tiles of batch slots that have the same number of rows."""
-        key = num_reqs, query_len, num_rows
-        if key not in self._uniform:
-            self._uniform[key] = plan_tiles((query_len,) * num_reqs, num_rows, _CPU)
-        return self._uniform[key]
-
-    def ragged(self, query_lens: Sequence[int], num_rows: int) -> TilePlan:
-        """Plan the tiles of any batch; the plan lasts until the next one is made."""
-        plan = plan_tiles(query_lens, num_rows, _CPU)
+    def plan(self, query_lens: Sequence[int], num_rows: int) -> TilePlan:
+        """Plan the tiles of a batch; the plan lasts until the next one is made."""
+        plan = plan_tiles(query_lens, num_rows, torch.device("cpu"))
         upload(self._rows, plan.rows)
         upload(self._reqs, plan.reqs)
         return TilePlan(self._rows[: len(plan.rows)], self._reqs[: len(plan.reqs)], num_rows)

@@ -24,7 +24,8 @@ In counters and logs the dot is an underscore; cuda_graph_modes sets plain with 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from graphs.counters import GraphCounters
 from graphs.dispatch import Dispatch
@@ -50,43 +51,46 @@ class TargetGraphs:
     prefill: CudaGraphManager
     decode: CudaGraphManager
     plain: CudaGraphManager | None
-    trees: Mapping[int, CudaGraphManager] = field(default_factory=dict)
+    trees: Mapping[int, CudaGraphManager]
 
     def of_round(self, query_len: int | None) -> CudaGraphManager:
         return self.plain if query_len == 1 and self.plain is not None else self.decode
 
     def of_descriptor(self, desc: BatchDescriptor) -> CudaGraphManager:
-        """The family of a full graph."""
+        """Find the family of a full graph."""
         tree = self.trees.get(desc.query_len or 0)
         return self.of_round(desc.query_len) if tree is None else tree
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftPair:
+class DraftPair(NamedTuple):
     prefill: CudaGraphManager
     decode: CudaGraphManager
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftGraphs(DraftPair):
-    """Those of greedy steps, whose pieces serve all steps, and those of sampled ones.
+class DraftGraphs:
+    """Pairs are for greedy and for sampled steps.
 
+    usual: of all steps, or of those that propose chains where others propose trees
     extend: None where the number of drafts is fixed
-    trees: for greedy and sampled steps that propose trees, where the others propose chains
     """
 
-    sampled: DraftPair
+    usual: tuple[DraftPair, DraftPair]
     extend: CudaGraphManager | None
-    trees: tuple[DraftPair, DraftPair] | None = None
+    trees: tuple[DraftPair, DraftPair] | None
+
+    @property
+    def prefill(self) -> CudaGraphManager:
+        """The family whose pieces serve all steps: these end before a token is chosen."""
+        return self.usual[0].prefill
 
     def of(self, proposal: Proposal) -> DraftPair:
-        """The families whose full graphs a step runs."""
-        if proposal.is_tree and self.trees is not None:
-            return self.trees[proposal.is_drawn]
-        return self.sampled if proposal.is_drawn else self
+        """Find the families whose full graphs a step runs."""
+        of_trees = self.trees if proposal.is_tree else None
+        return (of_trees or self.usual)[proposal.is_drawn]
 
     def pairs(self, has_trees: bool) -> Iterator[tuple[Proposal, DraftPair]]:
-        """All families, by what they propose. has_trees: all of them do."""
+        """Yield all families, by what they propose. has_trees: all propose trees."""
         kinds = (has_trees,) if self.trees is None else (False, True)
         for is_tree, is_drawn in itertools.product(kinds, (False, True)):
             proposal = Proposal(is_drawn, is_tree)
@@ -106,7 +110,7 @@ class GraphFamilies:
         self._config = config
         self._backend = backend
         self._sizes = sizes
-        self.query_len = Q = sizes.query_len
+        Q = sizes.query_len
         self.path_len = sizes.path_len  # rows of a request in the draft's prefill after a round
         self.managers: list[CudaGraphManager] = []  # in the order of capture
         self._shared_memory: dict[str, str] = {}  # families, and those whose memory they use
@@ -119,7 +123,7 @@ class GraphFamilies:
             prefill=self._family("target_prefill", Q, most),
             decode=self._family("target_decode", Q, most),
             plain=self._plain() if has_draft else None,
-            trees=self._trees(),
+            trees=self._trees() if self.tree_sizes else {},
         )
         self.draft = self._draft() if has_draft else None
 
@@ -168,11 +172,9 @@ class GraphFamilies:
     def dispatch_extending(self, num_reqs: int) -> Passes:
         """Choose the graphs of a round of one row for each, after which nothing is drafted yet."""
         assert self.draft is not None, "nothing to extend"
-        target, draft = self.target.plain, self.draft.extend
-        assert target is not None, "families without a draft's"
+        target, draft = self.target.of_round(1), self.draft.extend
         assert draft is not None, "the number of drafts is fixed"
-        how = target.dispatch(num_reqs, num_reqs, 1)
-        extend = draft.dispatch(num_reqs, num_reqs, 1)
+        how, extend = (each.dispatch(num_reqs, num_reqs, 1) for each in (target, draft))
         return Passes(target=how, draft_prefill=extend)
 
     def dispatch_round(
@@ -180,7 +182,7 @@ class GraphFamilies:
     ) -> Passes:
         """Choose the graphs of a round; query_len: 1 where no request drafts, else None or all."""
         manager = self.target.of_round(query_len)
-        Q = 1 if manager is self.target.plain else self.query_len
+        Q = 1 if manager is self.target.plain else self._sizes.query_len
         target = manager.dispatch(num_reqs, num_reqs * Q, Q)
         if self.draft is None or manager is self.target.plain:
             return Passes(target=target)
@@ -199,22 +201,21 @@ class GraphFamilies:
         draft = self.draft.of(proposal)
         shared = query_len is None
         prefill = draft.prefill.dispatch(num_reqs, num_tokens, query_len, takes_shapes=shared)
-        if draft is not self.draft and prefill.mode is CUDAGraphMode.NONE:
-            # pieces end before a token is chosen, so the greedy family's serve all steps
+        if draft.prefill is not self.draft.prefill and prefill.mode is CUDAGraphMode.NONE:
             prefill = self.draft.prefill.dispatch(num_reqs, num_tokens, None)
         decode = draft.decode.dispatch(num_reqs, num_reqs, 1)
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
 
     def capture(self, captures: Captures) -> None:
         """Capture every size of every family; then nothing more until the next call."""
-        if self._needs_capture():
+        if any(manager.needs_capture() for manager in self.managers):
             with self._capturing_allowed():
                 for manager, make_forward in captures:
                     manager.capture(make_forward)
 
     def measure(self, captures: Captures) -> dict[str, int]:
-        """Bytes that each family's pool will take, by its largest graphs; none is kept."""
-        if not self._needs_capture():
+        """Count the bytes that each family's pool will take, by its largest graphs; keep none."""
+        if not any(manager.needs_capture() for manager in self.managers):
             return {manager.name: 0 for manager in self.managers}
         with self._capturing_allowed():
             found = {manager.name: manager.measure(make) for manager, make in captures}
@@ -250,21 +251,17 @@ class GraphFamilies:
 
     def _draft(self) -> DraftGraphs:
         most = self._sizes.max_num_rows
-        Q = self.path_len
-        prefill = self._family("draft_prefill", Q, most)
-        sampled_prefill = self._sampled(prefill, Q)
-        decode = self._family("draft_decode", 1, most)
-        sampled = DraftPair(prefill=sampled_prefill, decode=self._sampled(decode, 1))
-        extend = self._extend(sampled_prefill.mode) if self._sizes.is_adaptive else None
+        prefill = self._family("draft_prefill", self.path_len, most)
+        usual = self._with_sampled(prefill, self._family("draft_decode", 1, most))
+        extend = None
+        if self._sizes.is_adaptive:
+            rounds = self.target.of_round(1).sizes
+            extend = self._manager("draft_extend", rounds, _full_or_none(prefill.mode), 1)
         trees = self._draft_trees() if self.tree_sizes else None
-        return DraftGraphs(
-            prefill=prefill, decode=decode, sampled=sampled, extend=extend, trees=trees
-        )
+        return DraftGraphs(usual=usual, extend=extend, trees=trees)
 
     def _trees(self) -> Mapping[int, CudaGraphManager]:
         """Make the graphs of rounds of trees, by rows of each request."""
-        if not self.tree_sizes:
-            return {}
         tree = self._sizes.tree
         assert tree is not None, "sizes of chains"
         mode = _mode_of(self._config, "target_decode")
@@ -290,20 +287,18 @@ class GraphFamilies:
         of_decode = _mode_of(self._config, "draft_decode")
         prefill = self._manager("draft_tree_prefill", after_rows, mode, self.path_len)
         decode = self._manager("draft_tree_decode", levels, of_decode, 1)
-        sampled = DraftPair(
-            prefill=self._sampled(prefill, self.path_len), decode=self._sampled(decode, 1)
-        )
-        return DraftPair(prefill=prefill, decode=decode), sampled
+        return self._with_sampled(prefill, decode)
 
-    def _extend(self, mode: CUDAGraphMode) -> CudaGraphManager:
-        assert self.target.plain is not None, "families without a draft's"
-        return self._manager("draft_extend", self.target.plain.sizes, mode, 1)
-
-    def _sampled(self, greedy: CudaGraphManager, query_len: int) -> CudaGraphManager:
-        mode = _full_or_none(greedy.mode)
-        name = f"{greedy.name}_sampled"
-        self._shared_memory[name] = greedy.name
-        return self._manager(name, greedy.sizes, mode, query_len, shares=greedy)
+    def _with_sampled(
+        self, prefill: CudaGraphManager, decode: CudaGraphManager
+    ) -> tuple[DraftPair, DraftPair]:
+        """Make the families of sampled steps beside those of greedy ones, in their memory."""
+        sampled = []
+        for greedy, query_len in ((prefill, self.path_len), (decode, 1)):
+            name, mode = f"{greedy.name}_sampled", _full_or_none(greedy.mode)
+            self._shared_memory[name] = greedy.name
+            sampled.append(self._manager(name, greedy.sizes, mode, query_len, shares=greedy))
+        return DraftPair(prefill, decode), DraftPair(*sampled)
 
     def _manager(
         self,
@@ -314,15 +309,11 @@ class GraphFamilies:
         shares: CudaGraphManager | None = None,
     ) -> CudaGraphManager:
         breaks = not self._config.compile_piecewise
-        backend = self._backend
         manager = CudaGraphManager(
-            name, sizes, mode, query_len, backend, use_breakable_cg=breaks, shares=shares
+            name, sizes, mode, query_len, self._backend, use_breakable_cg=breaks, shares=shares
         )
         self.managers.append(manager)
         return manager
-
-    def _needs_capture(self) -> bool:
-        return any(manager.needs_capture() for manager in self.managers)
 
     @contextmanager
     def _capturing_allowed(self) -> Iterator[None]:

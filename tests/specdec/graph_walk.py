@@ -258,10 +258,10 @@ def poison(runner: Runner) -> None:
         cache[:, :, -1] = 0.0 if cache.is_cuda else torch.nan
         cache[:, :, 2 * NUM_ROWS : -1] = torch.nan  # nodes of trees, until a step writes them
     for forward in (runner.target, runner.draft):
-        plans = None if forward is None else forward.contexts._plans
-        if plans is not None:
-            plans._rows.fill_(BAD)
-            plans._reqs.fill_(BAD)
+        tiles = None if forward is None else forward.contexts._tiles
+        if tiles is not None:
+            tiles._rows.fill_(BAD)
+            tiles._reqs.fill_(BAD)
 
 
 def poison_floats(runner: Runner) -> None:

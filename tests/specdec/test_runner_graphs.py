@@ -10,7 +10,7 @@ from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.protocol import CaptureError
 from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig, graph_modes
-from specdec.passes.contexts import PassContexts
+from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import GraphFamilies, init_piecewise
 from specdec.runner import Runner
 from specdec.sizes import EngineSizes
@@ -195,7 +195,7 @@ def test_a_family_of_ragged_batches_cannot_be_full():
     ):
         GraphFamilies(GraphConfig(modes=modes), None, sizes, has_draft=True)
     families = GraphFamilies(GraphConfig(), TapeBackend(), sizes, has_draft=True)
-    managers = (families.target.decode, families.target.plain, families.draft.decode)
+    managers = (families.target.decode, families.target.plain, families.draft.usual[0].decode)
     assert {manager.mode for manager in managers} == {CUDAGraphMode.FULL_DECODE_ONLY}
 
 
@@ -214,13 +214,13 @@ def test_engines_of_one_process_may_all_be_split_by_torch_compile(expected):
 def test_every_family_warms_up_in_mode_none_and_is_captured_in_its_own(monkeypatch, expected):
     captures, device = make_backend("tape")
     pair = expected("eagle3", 3, device)[0]  # made here first, it has contexts of its own
-    made, build = [], PassContexts._forward_context
+    made, build = [], ForwardContexts._context
 
-    def context(self, how, *rows):
+    def context(self, how, *rows, **of):
         made.append(how)
-        return build(self, how, *rows)
+        return build(self, how, *rows, **of)
 
-    monkeypatch.setattr(PassContexts, "_forward_context", context)
+    monkeypatch.setattr(ForwardContexts, "_context", context)
     config = GraphConfig(request_sizes=(2, 32), token_sizes=(48,))
     runner = tiny_runner(pair, 3, config, captures)
     assert len(made) == 2 * sum(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -29,6 +30,12 @@ def plan_tiles(query_lens: Sequence[int], num_rows: int, device: torch.device) -
         reqs += [req] * tiles
         start += length
     return TilePlan(torch.tensor(rows, device=device), torch.tensor(reqs, device=device), num_rows)
+
+
+@cache
+def uniform_tiles(num_slots: int, query_len: int, num_rows: int, device: torch.device) -> TilePlan:
+    """Plan the tiles of batch slots that have the same number of rows: once, for all steps."""
+    return plan_tiles((query_len,) * num_slots, num_rows, device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +69,7 @@ class QueryRows:
     max_query_len: int = 1
     usual_query_len: int | None = None
     max_seq_len: int
-    tiles: TilePlan | None = None  # the twin's query tiles; None: by query_start_loc, each time
+    tiles: TilePlan | None = None  # the twin's query tiles; None: it plans them
     paths: Paths | None = None
     is_beside: bool = False
     workspace: Tensor | None = None  # float32, for partial results: see workspace_size

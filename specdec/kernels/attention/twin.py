@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.kernels.attention.path_tails import path_tails_ref, paths_of_tiles
-from specdec.kernels.attention.query_rows import QueryRows, TilePlan
+from specdec.kernels.attention.query_rows import QueryRows, TilePlan, uniform_tiles
 from specdec.kernels.attention.splits import attend_tile_ref, no_keys_ref
 from specdec.kernels.invariant import ROWS
 
@@ -40,9 +40,11 @@ def paged_attention_ref(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: Que
 
 
 def _tiles_of(rows: QueryRows) -> TilePlan:
-    """Cut ragged rows into tiles, as many for each batch slot as the longest may need."""
+    """Cut rows into tiles; of ragged ones as many for each batch slot as the longest may need."""
     starts = rows.query_start_loc
-    assert starts is not None, "the twin needs a tile plan, or query_start_loc"
+    if starts is None:
+        slots, device = len(rows.idx_mapping), rows.positions.device
+        return uniform_tiles(slots, rows.max_query_len, rows.num_rows, device)
     per_slot = -(-rows.max_query_len // ROWS)
     i_X = torch.arange(per_slot * ROWS, device=starts.device)
     row_BX = starts[:-1, None] + i_X

@@ -10,8 +10,8 @@ from specdec.kernels.attention.launch_plan import COLUMNS
 from specdec.kernels.attention.parts import add_parts, columns_of_lanes, drop_parts, load_parts
 from specdec.kernels.attention.shared_splits import last_positions, shared_slots
 from specdec.kernels.attention.splits import add_part, split_of
-from specdec.kernels.attention.tile_rows import rows_of_slot
-from specdec.kernels.attention.wide_splits import merged_before, num_sharing, sharers_of
+from specdec.kernels.attention.tile_rows import OF_SLOTS, rows_of_slot
+from specdec.kernels.attention.wide_splits import merged_before, num_sharing, walk_programs
 from specdec.kernels.head_columns import block_of
 from specdec.kernels.kept import LINE, store_kept
 from specdec.kernels.needed import need
@@ -45,7 +45,7 @@ def prepare_combine(given: Pass) -> Repeated:
             rows.positions if rows.paths is None else rows.paths.starts,
             rows.max_query_len,
             len(rows.idx_mapping),
-            *(sharers_of(given) if given.plan.is_wide else (None, None)),
+            *(walk_programs(given) if given.plan.is_wide else (None, None)),
             parts.num_splits,
             *need().values(),
         ),
@@ -84,17 +84,7 @@ def _reserved(num_programs: int, is_wide: bool, device: torch.device) -> int:
     return min((ALL if is_wide else LEFT) // (share + 1), MOST_RESERVED)
 
 
-@jit(
-    varying=(
-        "positions_ptr",
-        "path_starts_ptr",
-        "query_len",
-        "B",
-        "sharers",
-        "fewer",
-        "NS",
-    )
-)
+@jit(varying=("positions_ptr", "path_starts_ptr", "query_len", "B", "sharers", "fewer", "NS"))
 def _combine_kernel(
     out_ptr,  # [T, H, C]
     acc_ptr,  # [T, H, NS, C] float32
@@ -176,7 +166,7 @@ def prepare_combine_long(given: Pass) -> Repeated:
     )
 
 
-@jit(varying=("positions_ptr", "starts_ptr", "query_len", "NS", "B", "alone_keys", "most"))
+@jit(varying=OF_SLOTS)
 def _combine_long_kernel(
     out_ptr,  # [T, H, C]
     acc_ptr,  # [most x query_len, H, NS, C] float32

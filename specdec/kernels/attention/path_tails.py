@@ -48,7 +48,7 @@ TOGETHER = 256  # bytes of a key up to which a program has several nodes
 class TailPrograms(NamedTuple):
     """The programs for the last keys of paths, of one pass, for each kv head of a batch slot."""
 
-    of_slot: int  # as many as a slot's rows have parts, at most
+    of_slot: int  # as many as a slot's rows have pieces, at most
     rows: int  # of a product
     are_shared: bool  # several nodes share one
 
@@ -59,7 +59,7 @@ class TailPrograms(NamedTuple):
         if heads.C * heads.itemsize > TOGETHER:
             return TailPrograms(2 * max_query_len, max(rows, MIN_ROWS), False)
         # enough of them wherever paths begin: short ones touch two steps of a split, or one, and
-        # then maybe one of the next split; of longer ones each node may have a part in both splits
+        # then maybe one of the next split; of longer ones each node may be in both splits
         each = MOST_NODES if path_len <= STEP + 1 else 1
         of_slot = 2 * -(-max_query_len // each)
         return TailPrograms(of_slot, max(rows * MOST_NODES, MIN_ROWS), True)
@@ -67,34 +67,33 @@ class TailPrograms(NamedTuple):
 
 @jit
 def attend_paths(
-    part,
-    row_start,
-    row_end,
-    g,
-    is_needed,
+    place,
     q_ptr,
     workspace,
     path,
-    scale,
-    is_beside,
+    how,
     H: tl.constexpr,
     G: tl.constexpr,
     S: tl.constexpr,
     C: tl.constexpr,
     PDL: tl.constexpr,
-    IS_SPLIT: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    SHARED: tl.constexpr,
+    LAYOUT: tl.constexpr,
 ):
-    """Attend for a part of a slot's rows, 1, 2 or 4 nodes, and leave partial results.
+    """Attend for a piece of a slot's rows, 1, 2 or 4 nodes, and leave partial results.
 
-    part: first all nodes in the split in which paths begin, then all in the next one, if one gets
-    there. workspace: values, peaks and totals, results of a row. path: the caches and blocks,
-    positions, slots of the rows' paths, where these start, how many slots a row has. is_beside: see
-    `begin_beside`
+    place: the piece, and the slot's rows; first all nodes in the split in which paths begin, then
+    all in the next one, if one gets there. workspace: values, peaks and totals, results of a row.
+    path: the caches and blocks, positions, slots of the rows' paths, where these start, how many
+    slots a row has. how: factor of scores, whether it is needed, see `begin_beside`. LAYOUT:
+    IS_SPLIT and GROUP of walk.py, rows of a product, columns for keys that nodes share
     """
     tl.static_assert(S == 64)
+    IS_SPLIT: tl.constexpr = LAYOUT[0]
+    GROUP: tl.constexpr = LAYOUT[1]
+    ROWS: tl.constexpr = LAYOUT[2]
+    SHARED: tl.constexpr = LAYOUT[3]
+    piece, row_start, row_end, g = place
+    scale, is_needed, is_beside = how
     acc_ptr, stats_ptr, NS = workspace
     keys, positions_ptr, slots_ptr, path_start, D1 = path
     path_tile = path_start // S * S
@@ -105,15 +104,14 @@ def attend_paths(
     num_rows = row_end - row_start
     of_first = ((num_rows << first_shift) + S - 1) // S
     of_next = tl.where(beyond > 0, ((num_rows << next_shift) + S - 1) // S, 0)
-    num_parts = tl.maximum(of_first + of_next, 1)
-    if part >= num_parts:
-        return  # without a wait; the first program always has a part, and waits for all
-    is_next = (part >= of_first).to(tl.int32)
+    if piece >= tl.maximum(of_first + of_next, 1):
+        return  # without a wait; the first program always has a piece, and waits for all
+    is_next = (piece >= of_first).to(tl.int32)
     split = split_of(path_tile) + is_next
     begin = split_start(split)
     shift = tl.where(is_next > 0, next_shift, first_shift)
     nodes = S >> shift
-    first_row = row_start + (part - is_next * of_first) * nodes
+    first_row = row_start + (piece - is_next * of_first) * nodes
     i = tl.arange(0, ROWS)
     node, head = i // GROUP, g * (H // G) + i % GROUP
     t = first_row + node

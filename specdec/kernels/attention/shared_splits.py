@@ -31,6 +31,7 @@ from specdec.kernels.attention.splits import (
     split_start,
 )
 from specdec.kernels.attention.tile_rows import (
+    OF_SLOTS,
     keys_of,
     load_queries,
     rows_of_slot,
@@ -73,19 +74,7 @@ def prepare_share(given: Pass) -> Repeated:
     )
 
 
-@jit(
-    varying=(
-        "idx_ptr",
-        "positions_ptr",
-        "starts_ptr",
-        "tiles",
-        "query_len",
-        "NS",
-        "B",
-        "alone_keys",
-        "most",
-    )
-)
+@jit(varying=(*OF_SLOTS, "idx_ptr", "tiles"))
 def _share_splits_kernel(
     q_ptr,  # [T, H, C]
     k_ptr,  # [N + 1, G, S, C]

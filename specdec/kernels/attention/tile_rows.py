@@ -6,6 +6,9 @@ What programs read here they may read before their wait: past the L1 cache, see 
 from specdec.kernels import jit, tl
 from specdec.kernels.head_columns import columns, inside_columns
 
+# arguments of kernels of all slots that differ from call to call
+OF_SLOTS = "positions_ptr", "starts_ptr", "query_len", "NS", "B", "alone_keys", "most"
+
 
 @jit
 def rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM: tl.constexpr):

@@ -25,6 +25,7 @@ from specdec.kernels.attention.splits import (
     split_start,
 )
 from specdec.kernels.attention.tile_rows import (
+    OF_SLOTS,
     keys_of,
     load_queries,
     rows_of_slot,
@@ -95,25 +96,10 @@ def prepare_walk(given: Pass) -> Repeated:
     )
 
 
-@jit(
-    varying=(
-        "idx_ptr",
-        "positions_ptr",
-        "starts_ptr",
-        "path_slots_ptr",
-        "path_starts_ptr",
-        "D1",
-        "num_tails",
-        "of_slot",
-        "tiles",
-        "query_len",
-        "NS",
-        "B",
-        "alone_keys",
-        "most",
-        "is_beside",
-    )
-)
+OF_PATHS = "path_slots_ptr", "path_starts_ptr", "D1", "num_tails", "of_slot"
+
+
+@jit(varying=(*OF_SLOTS, *OF_PATHS, "idx_ptr", "tiles", "is_beside"))
 def _paged_attention_kernel(
     out_ptr,  # [T, H, C]
     q_ptr,  # [T, H, C]
@@ -166,7 +152,7 @@ def _paged_attention_kernel(
     if HAS_PATHS:
         program, programs = tl.program_id(0), tl.num_programs(0)
         if IS_WIDE | (program < num_tails):  # with IS_WIDE all are
-            b, part, g = program // G // of_slot, program // G % of_slot, program % G
+            b, piece, g = program // G // of_slot, program // G % of_slot, program % G
             row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
             row = state_row_of(b, idx_ptr)
             path_start = tl.load(path_starts_ptr + b, cache_modifier=".cg").to(tl.int32)
@@ -178,27 +164,10 @@ def _paged_attention_kernel(
                 D1,
             )
             workspace = acc_ptr, stats_ptr, NS
-            attend_paths(
-                part,
-                row_start,
-                row_end,
-                g,
-                is_needed,
-                q_ptr,
-                workspace,
-                path,
-                scale,
-                is_beside,
-                H,
-                G,
-                S,
-                C,
-                PDL,
-                IS_SPLIT,
-                GROUP,
-                PATH_ROWS,
-                SHARED,
-            )
+            place = piece, row_start, row_end, g
+            how = scale, is_needed, is_beside
+            LAYOUT: tl.constexpr = (IS_SPLIT, GROUP, PATH_ROWS, SHARED)
+            attend_paths(place, q_ptr, workspace, path, how, H, G, S, C, PDL, LAYOUT)
             return
         program -= num_tails
         query_tile, g = program // G % (B * tiles), program % G

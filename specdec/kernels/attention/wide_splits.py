@@ -20,15 +20,15 @@ TAILS_AT_ONCE = 2
 MOST_MERGED = 16  # splits of one tile
 
 
-class Sharers(NamedTuple):
+class WalkPrograms(NamedTuple):
     """Programs for each query tile and kv head."""
 
     most: int  # that there are
     fewer: int  # that have splits where the last keys take long; see `num_sharing`
 
 
-def sharers_of(given: Pass) -> Sharers:
-    """One for each multiprocessor, or some are left for the programs of last keys.
+def walk_programs(given: Pass) -> WalkPrograms:
+    """Take one for each multiprocessor, or leave some for the programs of last keys.
 
     Fewer, where all of these can usually run at once then, and that takes a seventh of the walk's
     programs, or less.
@@ -36,13 +36,13 @@ def sharers_of(given: Pass) -> Sharers:
     available, places = num_multiprocessors(given.rows.positions.device), num_places(given)
     most, spared = available // places, (available - SPARED) // places
     if 8 * spared < 7 * most or spared < 1:
-        return Sharers(max(most, 1), max(most, 1))
+        return WalkPrograms(max(most, 1), max(most, 1))
     fewer = (available - -(-_usual_tails(given) // TAILS_AT_ONCE)) // places
-    return Sharers(spared, fewer if 6 * spared <= 7 * fewer < 7 * spared else spared)
+    return WalkPrograms(spared, fewer if 6 * spared <= 7 * fewer < 7 * spared else spared)
 
 
 def _usual_tails(given: Pass) -> int:
-    """Programs that have last keys where short paths lie in one step of 16 keys.
+    """Count the programs that have last keys where short paths lie in one step of 16 keys.
 
     In two steps, or two splits, there are twice as many.
     """
@@ -54,12 +54,12 @@ def _usual_tails(given: Pass) -> int:
 
 
 def num_places(given: Pass) -> int:
-    """Query tiles x kv heads."""
+    """Count query tiles x kv heads."""
     return len(given.rows.idx_mapping) * tiles_of_slot(given) * given.heads.G
 
 
 def tiles_of_slot(given: Pass) -> int:
-    """Query tiles of a batch slot."""
+    """Count the query tiles of a batch slot."""
     return -(-given.rows.max_query_len * next_power_of_2(given.heads.group) // ROWS)
 
 
@@ -79,8 +79,8 @@ def num_merged(count: int, sharers: int) -> int:
     return min(max((rest - sharers) // (sharers + 4), 1), count, MOST_MERGED)
 
 
-def shares(count: int, sharers: int) -> list[list[int]]:
-    """Which of the first `count` splits each program takes, in order.
+def splits_by_program(count: int, sharers: int) -> list[list[int]]:
+    """List which of the first `count` splits each program takes, in order.
 
     The longest ones first, each by the program that has least so far. The merged ones are the last
     program's, which goes up from the first one.
@@ -95,17 +95,17 @@ def shares(count: int, sharers: int) -> list[list[int]]:
     return [*own, list(range(merged))] if merged else own
 
 
-def shares_of(given: Pass, sharers: Sharers) -> Tensor:
-    """The table for all that an engine's requests can have, so that its warm-up makes it."""
+def splits_of(given: Pass, sharers: WalkPrograms) -> Tensor:
+    """Make the table for all that an engine's requests can have, so that its warm-up makes it."""
     rows, S = given.rows, given.constants["S"]
     assert isinstance(S, int)
     most = num_splits(rows.block_table.shape[1] * S)
-    return table_of_shares(most, sharers, rows.positions.device)
+    return table_of_splits(most, sharers, rows.positions.device)
 
 
 @cache
-def table_of_shares(most: int, sharers: Sharers, device: torch.device) -> Tensor:
-    """For each number of splits up to the most, and each program: [1 or 2, most + 1, sharers, any].
+def table_of_splits(most: int, sharers: WalkPrograms, device: torch.device) -> Tensor:
+    """List splits, by their number up to the most and by program: [1 or 2, most + 1, sharers, any].
 
     How many tiles; the splits; zeros. First for all programs; then, if it is another number, for
     fewer.
@@ -113,7 +113,7 @@ def table_of_shares(most: int, sharers: Sharers, device: torch.device) -> Tensor
     rows = []
     for sharing in sorted({*sharers}, reverse=True):
         for count in range(most + 1):
-            own = [*shares(count, sharing), *[[]] * (sharers.most - sharing)]
+            own = [*splits_by_program(count, sharing), *[[]] * (sharers.most - sharing)]
             rows += [[sum(map(tiles_of_split, each)), *each] for each in own]
     width = max(map(len, rows)) + 2
     table = torch.tensor([row + [0] * (width - len(row)) for row in rows], dtype=torch.int16)
@@ -122,7 +122,7 @@ def table_of_shares(most: int, sharers: Sharers, device: torch.device) -> Tensor
 
 @jit
 def num_sharing(begin, sharers, fewer):
-    """How many programs share the splits before the one of key `begin`, of all or fewer.
+    """Count the programs that share the splits before the one of key `begin`, of all or fewer.
 
     By what an H200 takes for 32 nodes and 8 kv heads, with 14 or 12 programs for each. Beside 14
     the programs for last keys take two turns, 16 us and 3 for each whole tile of the split in which
@@ -141,8 +141,8 @@ def _tiles_and_results(count):
 
 
 @jit
-def share_at(begin, turn, sharing, sharers, counts, width):
-    """Where the table has a program's share of the splits before the one of key `begin`.
+def list_at(begin, turn, sharing, sharers, counts, width):
+    """Where the table has a program's splits before the one of key `begin`.
 
     sharing: as of `num_sharing`. counts: numbers of splits that the table knows
     """
@@ -158,9 +158,9 @@ def merges(turn, sharing):
 
 @jit
 def first_split(begin, turn, sharing):
-    """The first one of a program's share, as the table has it.
+    """Find the first of a program's splits, as the table has it.
 
-    For a share without splits, one whose block may be looked up, but is not used.
+    For a program without splits, one whose block may be looked up, but is not used.
     """
     count = split_of(begin).to(tl.int32)
     return tl.where(merges(turn, sharing), 0, tl.maximum(count - 1 - turn, 0))
@@ -168,7 +168,7 @@ def first_split(begin, turn, sharing):
 
 @jit
 def merged_before(begin, sharing):
-    """How many splits before the one of key `begin` are merged: `num_merged`."""
+    """Count the merged splits before the one of key `begin`: `num_merged`."""
     count = split_of(begin).to(tl.int32)
     merged = tl.maximum((_tiles_and_results(count) - sharing) // (sharing + 4), 1)
     return tl.where(sharing > 1, tl.minimum(tl.minimum(merged, count), 16), 0)  # MOST_MERGED

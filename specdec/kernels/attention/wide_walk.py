@@ -26,13 +26,13 @@ from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.splits import split_start
 from specdec.kernels.attention.wide_splits import (
     first_split,
+    list_at,
     merges,
     num_sharing,
-    share_at,
-    sharers_of,
-    shares_of,
+    splits_of,
     tiles_of,
     tiles_of_slot,
+    walk_programs,
 )
 from specdec.kernels.repeated import Repeated
 from specdec.kernels.warp_roles import (
@@ -77,8 +77,8 @@ class WideWalk:
         tokens = ROWS // next_power_of_2(group)
         _, _, blocks, idx, _, _ = given.requests()
         query_len, R, M, _, scale = given.numbers()
-        B, NS, sharers = len(rows.idx_mapping), parts.num_splits, sharers_of(given)
-        shares = shares_of(given, sharers)
+        B, NS, sharers = len(rows.idx_mapping), parts.num_splits, walk_programs(given)
+        lists = splits_of(given, sharers)
         self._dtype = q_THC.dtype
         self._queries = (rows.num_rows, G, group, C), (tokens, 1, ROWS // tokens, C)
         self._keys = (N * G * S, C), (S, C)
@@ -93,10 +93,10 @@ class WideWalk:
                 blocks,
                 idx,
                 rows.paths.starts,
-                shares,
+                lists,
                 sharers.fewer,
-                shares.shape[1],
-                shares.shape[3],
+                lists.shape[1],
+                lists.shape[3],
                 query_len,
                 R,
                 M,
@@ -118,7 +118,7 @@ class WideWalk:
     varying=(
         "idx_ptr",
         "path_starts_ptr",
-        "shares_ptr",
+        "lists_ptr",
         "fewer",
         "counts",
         "width",
@@ -137,7 +137,7 @@ def _wide_walk_kernel(
     block_table_ptr,  # [R + 1, M]
     idx_ptr,  # [B]
     path_starts_ptr,  # [B]
-    shares_ptr,  # [1 or 2, counts, sharers, width]; see wide_splits.py
+    lists_ptr,  # [1 or 2, counts, sharers, width]; see wide_splits.py
     fewer,
     counts,
     width,
@@ -148,9 +148,9 @@ def _wide_walk_kernel(
     scale,
     VARIANT: gl.constexpr,
 ):
-    shares = (shares_ptr, fewer, counts, width)
+    lists = (lists_ptr, fewer, counts, width)
     requests = (block_table_ptr, idx_ptr, R, M)
-    own = own_work(path_starts_ptr, shares, requests, q_desc.block_type.shape[0], VARIANT)
+    own = own_work(path_starts_ptr, lists, requests, q_desc.block_type.shape[0], VARIANT)
     _b, _first_row, _g, splits = own
     num_tiles, _is_merged, _listed, _blocks = splits
     q_ring = make_ring(q_desc, 1)
@@ -185,7 +185,7 @@ def _wide_walk_kernel(
 
 @gluon_jit
 def _copy_keys(own, descs, rings, bars, VARIANT: gl.constexpr):
-    """What one warp does: fill the rings of keys and values, as places become empty.
+    """Fill the rings of keys and values, in one warp, as places become empty.
 
     Without a wait: what lies below a tree was there before.
     """
@@ -213,7 +213,7 @@ def _copy_keys(own, descs, rings, bars, VARIANT: gl.constexpr):
 
 @gluon_jit
 def _copy_queries(own, q_desc, q_ring, q_bars, query_len):
-    """What another warp does: wait for the tree's queries, which are new."""
+    """Wait for the tree's queries, which are new, in another warp."""
     b, first_row, g, _splits = own
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
@@ -221,21 +221,21 @@ def _copy_queries(own, q_desc, q_ring, q_bars, query_len):
 
 
 @gluon_jit
-def own_work(path_starts_ptr, shares, requests, TOKENS: gl.constexpr, VARIANT: gl.constexpr):
-    """A program's batch slot, first row of the slot's, kv head; its splits.
+def own_work(path_starts_ptr, lists, requests, TOKENS: gl.constexpr, VARIANT: gl.constexpr):
+    """Find a program's batch slot, first row of the slot's, kv head; its splits.
 
     Of these: how many tiles they have, whether they are left as one, where they are listed and the
     first two of them, the request's blocks and that of the first tile. The first keys wait for all
     of this, which takes two lookups, one after the other.
     """
-    shares_ptr, fewer, counts, width = shares
+    lists_ptr, fewer, counts, width = lists
     block_table_ptr, idx_ptr, R, M = requests
     turn, sharers, b = gl.program_id(0), gl.num_programs(0), gl.program_id(2)
     tile, g = gl.program_id(1) // VARIANT.kv_heads, gl.program_id(1) % VARIANT.kv_heads
     begin = gl.load(path_starts_ptr + b, cache_modifier=".cg").to(gl.int32)
     slot = gl.load(idx_ptr + b, cache_modifier=".cg").to(gl.int32)
     sharing = num_sharing(begin, sharers, fewer)
-    own_ptr = shares_ptr + share_at(begin, turn, sharing, sharers, counts, width)
+    own_ptr = lists_ptr + list_at(begin, turn, sharing, sharers, counts, width)
     blocks_ptr = block_table_ptr + gl.where(slot < 0, R, slot).to(gl.int64) * M
     split = first_split(begin, turn, sharing)
     block = gl.load(blocks_ptr + split_start(split) // 64, cache_modifier=".cg").to(gl.int32)
@@ -247,13 +247,13 @@ def own_work(path_starts_ptr, shares, requests, TOKENS: gl.constexpr, VARIANT: g
 
 @gluon_jit
 def split_at(own_ptr):
-    """The split that is listed there."""
+    """Look up the split that is listed there."""
     return gl.load(own_ptr, cache_modifier=".cg").to(gl.int32)
 
 
 @gluon_jit
 def _attend(own, rings, bars, query_len, parts, scale, VARIANT: gl.constexpr, HALF: gl.constexpr):
-    """What four warps do: half the query rows, for each of the program's splits.
+    """Attend, in four warps, with half the query rows, to each of the program's splits.
 
     Scores and powers of each tile while the values of the tile before it are added.
     """

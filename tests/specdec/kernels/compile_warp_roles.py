@@ -47,7 +47,7 @@ def compile_wide(heads: int, kv_heads: int, C: int, dtype: str):
         "acc_desc": desc("fp32", 32, 1, warp_roles.ROWS // group // 2, 1, group, C),
         "stats_ptr": "*fp32",
         **dict.fromkeys(("block_table_ptr", "idx_ptr", "path_starts_ptr"), "*i64"),
-        "shares_ptr": "*i16",
+        "lists_ptr": "*i16",
         **dict.fromkeys(("fewer", "counts", "width", "query_len", "R", "M", "NS"), "i32"),
         "scale": "fp32",
     }

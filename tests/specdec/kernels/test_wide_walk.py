@@ -23,16 +23,16 @@ from specdec.kernels.attention.splits import (
 )
 from specdec.kernels.attention.walk import prepare_walk
 from specdec.kernels.attention.wide_splits import (
-    Sharers,
+    WalkPrograms,
     first_split,
+    list_at,
     merged_before,
     merges,
     num_merged,
     num_sharing,
-    share_at,
-    sharers_of,
-    shares,
-    table_of_shares,
+    splits_by_program,
+    table_of_splits,
+    walk_programs,
 )
 from tests.specdec.kernels.attention_cases import load_part
 from tests.specdec.kernels.tree_cases import Tree, random_tree, tree_case
@@ -65,7 +65,7 @@ def num_tiles(splits):
 def times(count, sharers):
     """Time each program in tiles, if to leave a result takes as long as one."""
     merged = num_merged(count, sharers)
-    programs = shares(count, sharers)
+    programs = splits_by_program(count, sharers)
     results = [1 if merged and i == sharers - 1 else len(own) for i, own in enumerate(programs)]
     return [num_tiles(own) + left for own, left in zip(programs, results, strict=True)]
 
@@ -76,7 +76,7 @@ COUNTS = [0, 1, 2, 15, 16, 17, 39, 40, 55, 56, 57, 72, 100, 296]
 @pytest.mark.parametrize("sharers", [1, 2, 3, 4, 7, 14, 16, 66])
 def test_each_split_is_taken_once(sharers):
     for count in COUNTS:
-        programs = shares(count, sharers)
+        programs = splits_by_program(count, sharers)
         assert len(programs) == sharers
         assert sorted(split for own in programs for split in own) == list(range(count))
         merged = num_merged(count, sharers)
@@ -96,14 +96,14 @@ def test_no_program_takes_much_longer_than_the_others():
             assert max(found) <= most, (count, sharers)
 
 
-@pytest.mark.parametrize("sharers", [Sharers(14, 14), Sharers(14, 12)])
+@pytest.mark.parametrize("sharers", [WalkPrograms(14, 14), WalkPrograms(14, 12)])
 def test_the_table_lists_the_shares(sharers):
-    table = table_of_shares(72, sharers, torch.device("cpu"))
+    table = table_of_splits(72, sharers, torch.device("cpu"))
     assert table.dtype == torch.int16
     assert len(table) == len({*sharers})
     for half, sharing in zip(table, sharers, strict=False):
         for count in range(73):
-            programs = shares(count, sharing)
+            programs = splits_by_program(count, sharing)
             for i in range(14):
                 own = programs[i] if i < sharing else []
                 tiles, *splits = half[count, i].tolist()
@@ -122,24 +122,24 @@ def _shares_kernel(out_ptr, begin_ptr, sharers, fewer, counts, width):
     tl.store(at + 1, first_split(begin, turn, sharing))
     tl.store(at + 2, merged_before(begin, sharing))
     tl.store(at + 3, sharing)
-    tl.store(at + 4, share_at(begin, turn, sharing, sharers, counts, width))
+    tl.store(at + 4, list_at(begin, turn, sharing, sharers, counts, width))
 
 
 @pytest.mark.parametrize(
     "sharers",
     [
-        Sharers(1, 1),
-        Sharers(2, 2),
-        Sharers(7, 6),
-        Sharers(14, 14),
-        Sharers(14, 12),
-        Sharers(66, 60),
+        WalkPrograms(1, 1),
+        WalkPrograms(2, 2),
+        WalkPrograms(7, 6),
+        WalkPrograms(14, 14),
+        WalkPrograms(14, 12),
+        WalkPrograms(66, 60),
     ],
 )
 def test_programs_know_their_first_split_without_the_table(exact_interpreter, sharers):
     begins = [0, 63, 64, 500, 1023, 1024, 1151, 1152, 3000, 4096, 4250, 5000, 8192, 9999]
     most = num_splits(10000)
-    table = table_of_shares(most, sharers, torch.device("cpu"))
+    table = table_of_splits(most, sharers, torch.device("cpu"))
     out = torch.zeros(len(begins), sharers.most, 5, dtype=torch.int64)
     sizes = *sharers, most + 1, table.shape[-1]
     _shares_kernel[out.shape[:2]](out, torch.tensor(begins), *sizes)
@@ -148,7 +148,7 @@ def test_programs_know_their_first_split_without_the_table(exact_interpreter, sh
         (sharing,) = {each[3] for each in found}
         assert sharing in sharers
         merged = num_merged(count, sharing)
-        programs = [*shares(count, sharing), *[[]] * (sharers.most - sharing)]
+        programs = [*splits_by_program(count, sharing), *[[]] * (sharers.most - sharing)]
         for i, own in enumerate(programs):
             found_merges, first, found_merged, _, at = found[i]
             assert found_merged == merged
@@ -176,14 +176,14 @@ def test_programs_for_last_keys_get_room_to_run_at_once(monkeypatch):
     for B, rows, G in ((1, 32, 8), (1, 24, 8), (2, 32, 8), (8, 32, 8), (1, 32, 4), (20, 32, 8)):
         trees = [Tree(base=200, parents=[-1] + [0] * (rows - 1))] * B
         case = tree_case(trees, H=4 * G, G=G, dtype=FP16)
-        found[B, rows, G] = sharers_of(launch._pass_of(case.q, case.cache, case.tree))
+        found[B, rows, G] = walk_programs(launch._pass_of(case.q, case.cache, case.tree))
     assert found == {
-        (1, 32, 8): Sharers(14, fewer=12),  # 64 programs for last keys, on 36 multiprocessors
-        (1, 24, 8): Sharers(14, fewer=13),
-        (2, 32, 8): Sharers(7, fewer=7),  # room for all would take more than a seventh
-        (8, 32, 8): Sharers(2, fewer=2),
-        (1, 32, 4): Sharers(33, fewer=33),  # none are left for them: not measured with fewer
-        (20, 32, 8): Sharers(1, fewer=1),  # more places than multiprocessors
+        (1, 32, 8): WalkPrograms(14, fewer=12),  # 64 programs for last keys, on 36 multiprocessors
+        (1, 24, 8): WalkPrograms(14, fewer=13),
+        (2, 32, 8): WalkPrograms(7, fewer=7),  # room for all would take more than a seventh
+        (8, 32, 8): WalkPrograms(2, fewer=2),
+        (1, 32, 4): WalkPrograms(33, fewer=33),  # none are left for them: not measured with fewer
+        (20, 32, 8): WalkPrograms(1, fewer=1),  # more places than multiprocessors
     }
 
 
@@ -255,7 +255,7 @@ def test_padding_is_added_up_where_splits_are_merged(exact_interpreter, monkeypa
     """A row at position 0 of a slot behind many keys reads the merged result."""
     torch.manual_seed(0)
     case = tree_case([random_tree(WIDE_FROM + 40, 3, 2)], H=2, G=1, dtype=FP16)
-    monkeypatch.setattr(combine, "sharers_of", lambda given: Sharers(4, 4))
+    monkeypatch.setattr(combine, "walk_programs", lambda given: WalkPrograms(4, 4))
     positions = case.tree.positions.index_fill(0, torch.tensor([2]), 0)
     rows = replace(case.tree, positions=positions, workspace=torch.full((10**6,), torch.nan))
     given = launch._pass_of(case.q, case.cache, rows)
@@ -269,7 +269,7 @@ def test_padding_is_added_up_where_splits_are_merged(exact_interpreter, monkeypa
     assert (out == 3.0).all()
 
 
-@pytest.mark.parametrize("sharers", [Sharers(4, 4), Sharers(14, 12)])
+@pytest.mark.parametrize("sharers", [WalkPrograms(4, 4), WalkPrograms(14, 12)])
 def test_rows_are_added_up_from_their_merged_splits_on(forget, monkeypatch, sharers):
     """A slot behind many keys, and one behind few, of which one split is left by itself.
 
@@ -282,7 +282,7 @@ def test_rows_are_added_up_from_their_merged_splits_on(forget, monkeypatch, shar
     out = torch.full_like(case.q, torch.nan)
     launch_paged_attention(case.q, out, case.cache, rows)
     assert out.isfinite().all()
-    monkeypatch.setattr(combine, "sharers_of", lambda given: sharers)
+    monkeypatch.setattr(combine, "walk_programs", lambda given: sharers)
     given = launch._pass_of(case.q, case.cache, rows)
     given = given._replace(plan=given.plan._replace(is_wide=True))
     H, NS = 2, given.parts.num_splits

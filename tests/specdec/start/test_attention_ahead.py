@@ -9,7 +9,7 @@ import torch
 from specdec.kernels.attention import combine, launch, launch_plan
 from specdec.kernels.attention.launch_plan import HeadShape, plan_launch
 from specdec.kernels.attention.query_rows import Paths, QueryRows
-from specdec.kernels.attention.wide_splits import Sharers
+from specdec.kernels.attention.wide_splits import WalkPrograms
 from specdec.kernels.repeated import Repeated
 from specdec.sizes import EngineSizes, TreeShape
 from specdec.start.compile_ahead import ATTENTION_ROWS, attention_cuts, shared_cuts
@@ -120,7 +120,7 @@ def test_launches_of_one_kind_take_the_same_kernels(monkeypatch, has_paths, grou
     """Else one that was compiled ahead would not serve for all of them."""
     monkeypatch.setattr(launch, "is_hopper", lambda device: has_wgmma)
     monkeypatch.setattr(launch, "WideWalk", lambda *_: taken.append("wide"))
-    monkeypatch.setattr(combine, "sharers_of", lambda given: Sharers(4, 4))
+    monkeypatch.setattr(combine, "walk_programs", lambda given: WalkPrograms(4, 4))
     compiled = {}
     real = Repeated.__init__
 

@@ -19,9 +19,9 @@ from specdec.bench.pair import Pair
 from specdec.bench.report import Row
 from specdec.bench.timing import CACHES, per_call_ms
 from specdec.bench.yardsticks import Yardstick, first_line, yardsticks
+from specdec.kernels.attention.arguments import workspace_size
 from specdec.kernels.attention.launch import paged_attention
 from specdec.kernels.attention.query_rows import QueryRows, plan_tiles
-from specdec.kernels.attention.arguments import workspace_size
 from specdec.sizes import BLOCK_SIZE
 
 # contexts, requests and rows of each of rounds, and lengths of prompts, by device

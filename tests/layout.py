@@ -41,6 +41,16 @@ FEEDBACK = (*STORY, "specdec.scheduling")
 ENGINE = (*FEEDBACK, "specdec.guided", "specdec.feedback", "specdec.engine", "weights")
 LLM = (*ENGINE, *DESCRIBED, "specdec.from_vllm", "specdec.start", "specdec.options", "specdec.llm")
 
+# an answer's text is read without a server, and the command line knows the formats' names
+READING_NAMES = "tool_use events grammar json_calls xml_calls answer_reading formats"
+READING_FILES = tuple(f"specdec.serve.http.agents.{name}" for name in READING_NAMES.split())
+READING = Row(
+    (
+        *(*READING_FILES, "specdec.arguments", "specdec.requests.json_schemas"),
+        "specdec.requests.structured_outputs",
+    )
+)
+
 # a file or a folder -> its row; the longest name that fits counts
 ROWS: dict[str, Row] = {
     "graphs": Row(third=("torch", "tqdm")),
@@ -113,13 +123,7 @@ ROWS: dict[str, Row] = {
         (*LLM, "specdec.serve"),
         ("starlette", "uvicorn", "prometheus_client"),
     ),
-    "specdec.serve.http.tools": Row(
-        (
-            "specdec.arguments",
-            "specdec.requests.json_schemas",
-            "specdec.requests.structured_outputs",
-        )
-    ),
+    **dict.fromkeys(READING_FILES, READING),
     "specdec.fleet": Row((*LLM, "specdec.serve"), ("ray", "starlette", "numpy")),
     "specdec.bench": Row(LLM, ("torch", "matplotlib", "triton", "httpx2")),
     # nothing of ours: a yardstick must not be the shipped kernel

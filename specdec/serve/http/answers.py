@@ -8,10 +8,10 @@ from typing import Protocol
 
 from specdec.requests.draft_spans import DraftRound
 from specdec.requests.output import CompletionOutput, Logprob, RequestOutput
+from specdec.serve.http.agents.answer_reading import AnswerReading
 from specdec.serve.http.api_request import ApiRequest
 from specdec.serve.http.chat_messages import ChatDeltas, chat_message, finish_reason
 from specdec.serve.http.prompts import Encoded
-from specdec.serve.http.tools.message_reader import AnswerReading
 
 Json = dict[str, object]
 TokenBytes = Callable[[int], bytes]

@@ -2,8 +2,8 @@
 
 import uuid
 
-from specdec.serve.http.tools.events import Arguments, Call, Content, Event, Message, Reasoning
-from specdec.serve.http.tools.message_reader import AnswerReading
+from specdec.serve.http.agents.answer_reading import AnswerReading, Message
+from specdec.serve.http.agents.events import Arguments, Call, Content, Event, Reasoning
 
 Json = dict[str, object]
 

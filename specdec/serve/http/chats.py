@@ -12,24 +12,27 @@ from specdec.requests.json_schemas import SchemaError
 from specdec.requests.params import SamplingParams
 from specdec.requests.structured_outputs import StructuredOutputsParams
 from specdec.serve.async_engine import AsyncEngine
-from specdec.serve.http.api_request import ApiRequest, chat_request
-from specdec.serve.http.errors import ApiError
-from specdec.serve.http.fields import EFFORTS
-from specdec.serve.http.options import ServerOptions
-from specdec.serve.http.prompts import Encoded, Prompts
-from specdec.serve.http.structured import GRAMMARS_BUSY, check_grammar, grammar_field
-from specdec.serve.http.tools import thinking
-from specdec.serve.http.tools.answer_grammar import answer_grammar
-from specdec.serve.http.tools.definitions import (
+from specdec.serve.http.agents.answer_reading import (
+    END_THINK,
+    THINK,
+    AnswerReading,
+    answer_grammar,
+)
+from specdec.serve.http.agents.formats import AnswerFormat, answer_format
+from specdec.serve.http.agents.grammar import special_tokens
+from specdec.serve.http.agents.tool_use import (
     Schema,
     ToolUse,
     tool_use,
     with_names,
     with_parameters,
 )
-from specdec.serve.http.tools.formats import AnswerFormat, answer_format
-from specdec.serve.http.tools.grammar import special_tokens
-from specdec.serve.http.tools.message_reader import AnswerReading
+from specdec.serve.http.api_request import ApiRequest, chat_request
+from specdec.serve.http.errors import ApiError
+from specdec.serve.http.fields import EFFORTS
+from specdec.serve.http.options import ServerOptions
+from specdec.serve.http.prompts import Encoded, Prompts
+from specdec.serve.http.structured import GRAMMARS_BUSY, check_grammar, grammar_field
 
 Body = Mapping[str, object]
 
@@ -130,7 +133,7 @@ class Chats:
     def _with_special(self, form: AnswerFormat, use: ToolUse, body: dict[str, object]) -> Body:
         """Tags that are special tokens are read from the text, so it must have them."""
         tags = form.calls.tags if form.calls is not None and use.possible else ()
-        tags += (thinking.OPEN, thinking.CLOSE) if form.thinks else ()
+        tags += (THINK, END_THINK) if form.thinks else ()
         if not self._special & set(tags):
             return body
         return {"skip_special_tokens": False, **body}
@@ -148,7 +151,7 @@ class Chats:
         name = grammar_field(body)
         if use.choice == "required" and name is not None:
             raise ApiError(400, f"{name}: an answer that must be a call has no text", name)
-        is_alike = reading.calls is not None and reading.calls.looks_like_json
+        is_alike = reading.calls is not None and not reading.calls.tags
         if name is not None and (schema is None or is_alike):
             if use.possible:
                 raise ApiError(400, f"{name} and tools: give one, or tool_choice none", name)
@@ -173,8 +176,7 @@ class Chats:
                 raise
             for tool in use.possible:
                 alone = SamplingParams(structured_outputs={"json": tool.parameters})
-                place = f"tools[{use.position(tool)}]: parameters of {tool.name!r}"
-                await check_grammar(self._llm, alone, place)
+                await check_grammar(self._llm, alone, use.place(tool))
             raise
 
 
@@ -182,8 +184,8 @@ def _reading(form: AnswerFormat, use: ToolUse, prompt: str) -> AnswerReading:
     return AnswerReading(
         calls=form.calls if use.possible else None,
         use=use,
-        thinks=form.thinks and not thinking.ends_thinking(prompt),
-        is_open=thinking.opens_thinking(prompt),
+        thinks=form.thinks and not prompt.rstrip().endswith(END_THINK),
+        is_open=prompt.rstrip().endswith(THINK),
     )
 
 

@@ -6,8 +6,8 @@ refuses what the server takes: clients add fields to messages and tools with eac
 
 from collections.abc import Mapping
 
+from specdec.serve.http.agents.tool_use import CHOICES, MAX_TOOLS, NAME
 from specdec.serve.http.options import MAX_IDS
-from specdec.serve.http.tools.definitions import CHOICES, MAX_TOOLS, NAME
 
 Schema = dict[str, object]
 

@@ -4,16 +4,16 @@ A script writes them, one for each answer; it is given the same events of the te
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Send
 
 from specdec.requests.output import CompletionOutput
+from specdec.serve.http.agents.events import Arguments, Call, Content, Event, Reasoning
 from specdec.serve.http.agents.translation import Json
-from specdec.serve.http.answers import usage
+from specdec.serve.http.chat_messages import finish_reason
 from specdec.serve.http.chats import ChatTurn
 from specdec.serve.http.errors import ApiError, as_json, json_response
 from specdec.serve.http.generating import (
@@ -23,7 +23,8 @@ from specdec.serve.http.generating import (
     Services,
     send_event,
 )
-from specdec.serve.http.tools.events import Event, Reasoning
+
+Kind = type[Content] | type[Reasoning] | type[Arguments]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,43 +37,77 @@ class Counts:
     num_reasoning: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """finish_reason: the engine's; stop_reason: the string that ended the text, if one did."""
+class Script:
+    """Writes an answer as events, objects with a `type` each, in order.
 
-    finish_reason: str
-    stop_reason: str | int | None
-    has_calls: bool
+    Items follow one another: reasoning, text, a call. Each begins, grows by deltas and ends. A
+    subclass says how events look. answer: all but its items, whose name is `field`.
+    """
 
-
-class Script(Protocol):
-    """Writes events, objects with a `type` each, in order."""
+    def __init__(self, answer: Json, field: str) -> None:
+        self.answer = answer
+        self._field = field
+        self.items: list[Json] = []
+        self.kind: Kind | None = None  # of the item that grows
+        self.text = ""  # of that item
 
     def begin(self, counts: Counts) -> Iterator[Json]:
-        """Write what precedes the text."""
+        """Write what precedes the items."""
+        raise NotImplementedError
 
-    def write(self, event: Event) -> Iterator[Json]:
-        """Write a part of the text."""
+    def begin_item(self, kind: Kind, name: str) -> Iterator[Json]:
+        """Write that an item begins, and add it. name: of the tool of a call."""
+        raise NotImplementedError
 
-    def end(self, ending: Ending, counts: Counts) -> Iterator[Json]:
-        """Write what follows the text."""
+    def delta(self, kind: Kind, text: str) -> Json:
+        """Write that the last item grows."""
+        raise NotImplementedError
+
+    def end_item(self, kind: Kind) -> Iterator[Json]:
+        """Write that the last item is whole."""
+        raise NotImplementedError
+
+    def end(self, reason: str, stop: str | int | None, counts: Counts) -> Iterator[Json]:
+        """Write what follows the last item. reason, stop: as of chat's answers."""
+        raise NotImplementedError
 
     def fail(self, error: ApiError) -> Iterator[Json]:
         """Write an error instead of the rest."""
+        raise NotImplementedError
 
     def whole(self) -> Json:
         """Return the whole answer, after its end."""
+        return {**self.answer, self._field: [dict(item) for item in self.items]}
+
+    def write(self, event: Event) -> Iterator[Json]:
+        """Write a part of the answer, in an item of its kind."""
+        if isinstance(event, Call):
+            yield from self.begin_next(Arguments, event.name)
+            return
+        kind = type(event)
+        if kind is not self.kind:
+            yield from self.begin_next(kind)
+        self.text += event.text
+        yield self.delta(kind, event.text)
+
+    def begin_next(self, kind: Kind, name: str = "") -> Iterator[Json]:
+        """End the item that grows, and begin the next."""
+        yield from self.end_last()
+        self.kind, self.text = kind, ""
+        yield from self.begin_item(kind, name)
+
+    def end_last(self) -> Iterator[Json]:
+        """End the item that grows, if one does."""
+        if self.kind is not None:
+            yield from self.end_item(self.kind)
+        self.kind = None
 
 
 class EventAnswer(Generation):
     """Answers by a script. headers: of the answer, beside its own."""
 
     def __init__(
-        self,
-        services: Services,
-        turn: ChatTurn,
-        script: Script,
-        headers: Mapping[str, str],
+        self, services: Services, turn: ChatTurn, script: Script, headers: Mapping[str, str]
     ) -> None:
         super().__init__(services, turn.api_request, [turn.prompt])
         self._script = script
@@ -93,16 +128,16 @@ class EventAnswer(Generation):
         extra = [(name.encode(), value.encode()) for name, value in self._extra_headers.items()]
         headers = [*STREAM_HEADERS, *extra]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send(send, list(self._script.begin(self._counts())))
+        await _send(send, self._script.begin(self._counts()))
         try:
             while True:
                 for piece in output.outputs:
-                    await self._send(send, await self._written(piece))
+                    await _send(send, await self._written(piece))
                 _, output = await anext(outputs)
         except StopAsyncIteration:
             pass
         except ApiError as error:
-            await self._send(send, list(self._script.fail(error)))
+            await _send(send, self._script.fail(error))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _written(self, piece: CompletionOutput) -> list[Json]:
@@ -112,11 +147,10 @@ class EventAnswer(Generation):
             events += self._reader.finish(is_cut=piece.finish_reason == "length")
         self._reasoning += "".join(each.text for each in events if isinstance(each, Reasoning))
         written = [each for event in events for each in self._script.write(event)]
-        if piece.finish_reason is not None:
-            has_calls = self._reader.num_calls > 0
-            ending = Ending(piece.finish_reason, piece.stop_reason, has_calls)
+        reason = finish_reason(piece.finish_reason, self._reader.num_calls > 0)
+        if reason is not None:
             counts = self._counts(await self._num_reasoning())
-            written += self._script.end(ending, counts)
+            written += self._script.end(reason, piece.stop_reason, counts)
         return written
 
     async def _num_reasoning(self) -> int:
@@ -126,16 +160,14 @@ class EventAnswer(Generation):
 
     def _counts(self, num_reasoning: int = 0) -> Counts:
         output = self._so_far[0]
-        counts = usage([output], self._api_request)
-        details = counts["prompt_tokens_details"]
-        assert isinstance(details, dict)
         return Counts(
             num_prompt=len(output.prompt_token_ids),
-            num_cached=details["cached_tokens"],
+            num_cached=output.num_cached_tokens,
             num_output=sum(len(each.token_ids) for each in output.outputs),
             num_reasoning=num_reasoning,
         )
 
-    async def _send(self, send: Send, events: list[Json]) -> None:
-        for event in events:
-            await send_event(send, as_json(event), str(event["type"]))
+
+async def _send(send: Send, events: Iterable[Json]) -> None:
+    for event in events:
+        await send_event(send, as_json(event), str(event["type"]))

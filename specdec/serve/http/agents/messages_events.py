@@ -1,31 +1,31 @@
 """The events of /v1/messages, as in types/ of the anthropic package.
 
-Blocks follow one another: thinking, text, a use of a tool. Each starts, grows by deltas and stops,
-between the start of the message and its stop.
+The items are blocks: thinking, text, a use of a tool.
 """
 
 import uuid
 from collections.abc import Iterator
 
 from specdec.requests.chat_format import arguments_object
-from specdec.serve.http.agents.event_answer import Counts, Ending
+from specdec.serve.http.agents.event_answer import Counts, Kind, Script
+from specdec.serve.http.agents.events import Arguments, Content, Reasoning
 from specdec.serve.http.agents.translation import Json
 from specdec.serve.http.errors import ApiError
-from specdec.serve.http.tools.events import Arguments, Call, Content, Event, Reasoning
 
-# of each kind of block: its type, and the type and the field of its deltas
-KINDS: dict[type[Event], tuple[str, str, str]] = {
+# of each kind of block: the field of its text, and the type and the field of its deltas
+KINDS: dict[Kind, tuple[str, str, str]] = {
     Content: ("text", "text_delta", "text"),
     Reasoning: ("thinking", "thinking_delta", "thinking"),
-    Arguments: ("tool_use", "input_json_delta", "partial_json"),
+    Arguments: ("input", "input_json_delta", "partial_json"),
 }
+REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class MessagesScript:
-    """Of one message."""
+class MessagesScript(Script):
+    """Writes a message."""
 
     def __init__(self, model: str) -> None:
-        self._message: Json = {
+        message: Json = {
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
             "role": "assistant",
@@ -35,80 +35,49 @@ class MessagesScript:
             "stop_sequence": None,
             "usage": None,
         }
-        self._content: list[Json] = []
-        self._kind: type[Event] | None = None  # of the block that grows
-        self._text = ""
+        super().__init__(message, "content")
 
     def begin(self, counts: Counts) -> Iterator[Json]:
-        """The message starts, with the tokens of its prompt."""
-        self._message["usage"] = _usage(counts)
-        yield {"type": "message_start", "message": dict(self._message)}
+        self.answer["usage"] = _usage(counts)
+        yield {"type": "message_start", "message": dict(self.answer)}
 
-    def write(self, event: Event) -> Iterator[Json]:
-        """A delta, in a block of its kind."""
-        if isinstance(event, Call):
-            yield from self._stop()
-            block: Json = {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}"}
-            yield from self._start(Arguments, {**block, "name": event.name, "input": {}})
-            return
-        if type(event) is not self._kind:
-            yield from self._stop()
-            signature = {"signature": ""} if isinstance(event, Reasoning) else {}
-            kind, _, field = KINDS[type(event)]
-            yield from self._start(type(event), {"type": kind, field: "", **signature})
-        self._text += event.text
-        _, kind, field = KINDS[type(event)]
-        delta = {"type": kind, field: event.text}
-        yield {"type": "content_block_delta", "index": len(self._content) - 1, "delta": delta}
+    def begin_item(self, kind: Kind, name: str) -> Iterator[Json]:
+        block: Json = {"type": KINDS[kind][0], KINDS[kind][0]: ""}
+        if kind is Reasoning:
+            block["signature"] = ""
+        elif kind is Arguments:
+            call_id = f"toolu_{uuid.uuid4().hex[:24]}"
+            block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+        self.items.append(block)
+        yield self._event("start", content_block=dict(block))
 
-    def end(self, ending: Ending, counts: Counts) -> Iterator[Json]:
-        """Why the message stops, and all its tokens."""
-        yield from self._stop()
-        reason, sequence = _stop_reason(ending)
-        stop: Json = {"stop_reason": reason, "stop_sequence": sequence}
-        self._message |= {**stop, "usage": _usage(counts)}
-        yield {"type": "message_delta", "delta": stop, "usage": _usage(counts)}
+    def delta(self, kind: Kind, text: str) -> Json:
+        _, name, field = KINDS[kind]
+        return self._event("delta", delta={"type": name, field: text})
+
+    def end_item(self, kind: Kind) -> Iterator[Json]:
+        """End a block. Arguments that are no JSON are shown as what they are."""
+        whole = arguments_object(self.text) if kind is Arguments else self.text
+        self.items[-1][KINDS[kind][0]] = whole
+        yield self._event("stop")
+
+    def end(self, reason: str, stop: str | int | None, counts: Counts) -> Iterator[Json]:
+        yield from self.end_last()
+        ends: Json = {"stop_reason": REASONS[reason], "stop_sequence": None}
+        if isinstance(stop, str) and reason != "length":
+            ends = {"stop_reason": "stop_sequence", "stop_sequence": stop}
+        self.answer |= {**ends, "usage": _usage(counts)}
+        yield {"type": "message_delta", "delta": ends, "usage": _usage(counts)}
         yield {"type": "message_stop"}
 
     def fail(self, error: ApiError) -> Iterator[Json]:
-        """An error in Anthropic's form."""
         yield error.anthropic_body()
 
-    def whole(self) -> Json:
-        """The message."""
-        return {**self._message, "content": self._content}
-
-    def _start(self, kind: type[Event], block: Json) -> Iterator[Json]:
-        self._kind = kind
-        self._text = ""
-        self._content.append(block)
-        index = len(self._content) - 1
-        yield {"type": "content_block_start", "index": index, "content_block": dict(block)}
-
-    def _stop(self) -> Iterator[Json]:
-        """The block that grows is whole. Arguments that are no JSON are shown as what they are."""
-        if self._kind is None:
-            return
-        block = self._content[-1]
-        if self._kind is Arguments:
-            block["input"] = arguments_object(self._text)
-        else:
-            block[KINDS[self._kind][2]] = self._text
-        self._kind = None
-        yield {"type": "content_block_stop", "index": len(self._content) - 1}
-
-
-def _stop_reason(ending: Ending) -> tuple[str, str | None]:
-    """And the stop sequence, if it is one."""
-    if ending.finish_reason == "length":
-        return "max_tokens", None
-    if isinstance(ending.stop_reason, str):
-        return "stop_sequence", ending.stop_reason
-    return ("tool_use" if ending.has_calls else "end_turn"), None
+    def _event(self, what: str, **fields: object) -> Json:
+        return {"type": f"content_block_{what}", "index": len(self.items) - 1, **fields}
 
 
 def _usage(counts: Counts) -> Json:
-    """input_tokens are those that were not found in the cache."""
     return {
         "input_tokens": counts.num_prompt - counts.num_cached,
         "cache_creation_input_tokens": 0,

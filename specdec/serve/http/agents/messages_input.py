@@ -2,18 +2,23 @@
 
 Types of blocks and tools are those of the anthropic package (types/). Results of tools come in
 messages of the user and are messages of their own here, before the user's text.
+
+A tool with `defer_loading` is left out of the prompt until the result of a search refers to it, by
+a block of type tool_reference. All are shown if the server was to search: nothing would find them.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from specdec.serve.http.agents.deferred_tools import result_texts, shown_tools
 from specdec.serve.http.agents.translation import (
+    REFERENCE,
     Json,
     Knows,
     Translation,
+    call_of,
+    checked,
     content_of,
-    required_text,
+    text_in,
     text_of,
     texts_of,
     with_one_system,
@@ -27,7 +32,8 @@ NAMES = {
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
 }
-TEXT = ("text",)
+TEXT, RESULT = ("text",), ("text", REFERENCE)
+SERVER_SEARCH = "tool_search_tool"  # kinds of tools that would search on the server begin so
 # an agent puts it before its prompt, different in each request: no prompt would be found in a cache
 BILLING = "x-anthropic-billing-header"
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -37,27 +43,30 @@ WANTED_CHOICE = '{"type": "auto", "any", "none", or "tool" with a name}'
 
 def translated(body: Mapping[str, object], knows: Knows, *, is_count: bool = False) -> Translation:
     """Translate a message; ApiError names what is wrong. is_count: only its tokens are counted."""
-    found = Translation(NAMES)
+    found = Translation(NAMES, knows)
     given = found.take(COUNT_TOKENS if is_count else MESSAGES, body)
-    found.body["messages"] = _messages(given, found)
-    _take_prefill(found)
+    references: set[str] = set()
+    messages = _messages(given, found, references)
+    found.body["messages"] = messages
+    if messages and messages[-1]["role"] == "assistant":  # the answer goes on with it
+        found.body |= {"continue_final_message": True, "add_generation_prompt": False}
     if not is_count:
         limit = integer(given, "max_tokens", 1, 1 << 31)
         if limit is None:
             raise ApiError(400, "max_tokens is missing", "max_tokens")
         found.body["max_tokens"] = limit
-    stops = given.get("stop_sequences", [])
-    if not isinstance(stops, list):
-        raise ApiError(400, f"stop_sequences={stops!r:.200}: give a list of texts")
+    stops = checked(given.get("stop_sequences", []), list, "stop_sequences", "a list of texts")
     if stops:
         found.body["stop"] = stops
-    _take_tools(given, found)
-    _take_output(given.get("output_config", {}), found, knows)
-    _take_thinking(given.get("thinking", {"type": None}), found, knows)
+    _take_tools(given.get("tools", []), found, references)
+    if given.get("tool_choice") is not None:
+        _take_choice(given["tool_choice"], found)
+    _take_output(given.get("output_config", {}), found)
+    _take_thinking(given.get("thinking", {"type": None}), found)
     return found
 
 
-def _messages(given: Mapping[str, object], found: Translation) -> list[Json]:
+def _messages(given: Mapping[str, object], found: Translation, references: set[str]) -> list[Json]:
     messages: list[Json] = []
     system = texts_of(given.get("system"), "system", TEXT)
     texts = [text for text in system if not text.startswith(BILLING)]
@@ -74,13 +83,13 @@ def _messages(given: Mapping[str, object], found: Translation) -> list[Json]:
         if role == "assistant":
             messages.append(_assistant(turn.get("content"), place))
         elif role in ("user", "system"):
-            messages += _user(turn.get("content"), place, role)
+            messages += _user(turn.get("content"), place, role, references)
         else:
             raise ApiError(400, f"{place}.role={role!r:.100}: give user, assistant or system")
     return with_one_system(messages)
 
 
-def _user(content: object, place: str, role: str) -> list[Json]:
+def _user(content: object, place: str, role: str, references: set[str]) -> list[Json]:
     """Put results of tools before the text."""
     results: list[Json] = []
     texts = []
@@ -89,13 +98,21 @@ def _user(content: object, place: str, role: str) -> list[Json]:
     for i, block in enumerate(content):
         here = f"{place}.content[{i}]"
         if isinstance(block, dict) and block.get("type") == "tool_result" and role == "user":
-            result = result_texts(block.get("content"), f"{here}.content")
-            call_id = required_text(block, "tool_use_id", here)
+            result = texts_of(block.get("content"), f"{here}.content", RESULT)
+            references |= set(_references(block.get("content")))
+            call_id = text_in(block, "tool_use_id", here)
             message = {"role": "tool", "tool_call_id": call_id, "content": content_of(result)}
             results.append(message)
         else:
             texts.append(text_of(block, here, TEXT))
     return [*results, {"role": role, "content": content_of(texts)}] if texts else results
+
+
+def _references(content: object) -> Iterator[str]:
+    """Yield the tools that a result refers to."""
+    for part in content if isinstance(content, list) else ():
+        if part["type"] == REFERENCE:
+            yield part["tool_name"]
 
 
 def _assistant(content: object, place: str) -> Json:
@@ -107,14 +124,16 @@ def _assistant(content: object, place: str) -> Json:
         here = f"{place}.content[{i}]"
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "thinking":
-            thoughts.append(required_text(block, "thinking", here))
+            thoughts.append(text_in(block, "thinking", here))
         elif kind == "tool_use":
-            calls.append(_call(block, here))
+            arguments = checked(block.get("input"), dict, f"{here}.input", "an object")
+            calls.append(call_of(block, "id", json.dumps(arguments, ensure_ascii=False), here))
         elif kind != "redacted_thinking":  # which nobody but its author can read
             texts.append(text_of(block, here, TEXT))
     # none beside calls: some templates write these only where there is no content
-    said = content_of(texts) if texts or not calls else None
-    message: Json = {"role": "assistant", "content": said}
+    message: Json = {"role": "assistant", "content": content_of(texts)}
+    if calls and not texts:
+        message["content"] = None
     if thoughts:
         message["reasoning"] = "\n".join(thoughts)
     if calls:
@@ -122,93 +141,71 @@ def _assistant(content: object, place: str) -> Json:
     return message
 
 
-def _call(block: Json, place: str) -> Json:
-    arguments = block.get("input")
-    if not isinstance(arguments, dict):
-        raise ApiError(400, f"{place}.input={arguments!r:.200}: give an object")
-    return {
-        "id": required_text(block, "id", place),
-        "type": "function",
-        "function": {
-            "name": required_text(block, "name", place),
-            "arguments": json.dumps(arguments, ensure_ascii=False),
-        },
-    }
-
-
-def _take_prefill(found: Translation) -> None:
-    """Begin the answer with a last message of the assistant."""
-    messages = found.body["messages"]
-    assert isinstance(messages, list)
-    if messages and messages[-1]["role"] == "assistant":
-        found.body |= {"continue_final_message": True, "add_generation_prompt": False}
-
-
-def _take_tools(given: Mapping[str, object], found: Translation) -> None:
-    tools = given.get("tools", [])
-    if not isinstance(tools, list):
-        raise ApiError(400, f"tools={tools!r:.200}: give a list of tools")
-    for i, tool in enumerate(tools):
-        kind = tool.get("type") if isinstance(tool, dict) else 0
+def _take_tools(given: object, found: Translation, references: set[str]) -> None:
+    tools: list[Json] = checked(given, list, "tools", "a list of tools")
+    kinds = [tool.get("type") if isinstance(tool, dict) else 0 for tool in tools]
+    for i, kind in enumerate(kinds):
         if not isinstance(kind, str | None):
-            raise ApiError(400, f"tools[{i}]={tool!r:.200}: give a tool")
+            raise ApiError(400, f"tools[{i}]={tools[i]!r:.200}: give a tool")
+    shows_all = any(str(kind).startswith(SERVER_SEARCH) for kind in kinds)
     kept = []
-    for tool in shown_tools(tools, given["messages"]):
-        kind = tool.get("type")
-        if kind in ("custom", None):
-            named = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
-            text = {"description": tool["description"]} if tool.get("description") else {}
-            kept.append({"type": "function", "function": {**named, **text}})
-        else:
-            found.ignore(f"tools.{kind}")
+    for i, tool in enumerate(tools):
+        if not shows_all and _waits(tool, f"tools[{i}]", references):
+            continue
+        if kinds[i] not in ("custom", None):
+            found.ignore(f"tools.{kinds[i]}")
+            continue
+        function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
+        if tool.get("description"):
+            function["description"] = tool["description"]
+        kept.append({"type": "function", "function": function})
     if kept:
         found.body["tools"] = kept
-    choice = given.get("tool_choice")
-    if choice is not None:
-        _take_choice(choice, found)
+
+
+def _waits(tool: Json, place: str, references: set[str]) -> bool:
+    """Tell whether a tool has to be found before it is shown."""
+    waits = tool.get("defer_loading", False)
+    waits = checked(waits, bool, f"{place}.defer_loading", "true or false")
+    return waits and text_in(tool, "name", place) not in references
 
 
 def _take_choice(choice: object, found: Translation) -> None:
     kind = choice.get("type") if isinstance(choice, dict) else None
     if not isinstance(choice, dict) or kind not in ("tool", *CHOICES):
         raise ApiError(400, f"tool_choice={choice!r:.200}: give {WANTED_CHOICE}")
-    if kind == "tool":
-        function = {"name": choice.get("name")}
-        found.body["tool_choice"] = {"type": "function", "function": function}
-    else:
-        found.body["tool_choice"] = CHOICES[str(kind)]
+    function = {"type": "function", "function": {"name": choice.get("name")}}
     is_single = choice.get("disable_parallel_tool_use", False)
     if not isinstance(is_single, bool):
         raise ApiError(400, "tool_choice: disable_parallel_tool_use is true or false")
+    found.body["tool_choice"] = function if kind == "tool" else CHOICES[str(kind)]
     found.body["parallel_tool_calls"] = not is_single
 
 
-def _take_output(config: object, found: Translation, knows: Knows) -> None:
-    if not isinstance(config, dict):
-        raise ApiError(400, f'output_config={config!r:.200}: give {{"effort": ..., "format": ...}}')
-    found.take_effort(config.get("effort"), "output_config.effort", knows)
+def _take_output(given: object, found: Translation) -> None:
+    config = checked(given, dict, "output_config", '{"effort": ..., "format": ...}')
+    found.take_effort(config.get("effort"), "output_config.effort")
     form = config.get("format")
     if form is not None:
         schema = form.get("schema") if isinstance(form, dict) else None
         if not isinstance(form, dict) or form.get("type") != "json_schema" or schema is None:
             wanted = 'give {"type": "json_schema", "schema": ...}'
             raise ApiError(400, f"output_config.format={form!r:.200}: {wanted}", "output_config")
-        described = {"type": "json_schema", "json_schema": {"schema": schema}}
-        found.body["response_format"] = described
+        found.body["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
     for name in set(config) - {"effort", "format"}:
         found.ignore(f"output_config.{name}")
 
 
-def _take_thinking(thinking: object, found: Translation, knows: Knows) -> None:
+def _take_thinking(thinking: object, found: Translation) -> None:
     kind = thinking.get("type") if isinstance(thinking, dict) else 0
     if kind is None:
         return
     if kind not in THINKING:
         allowed = ", ".join(THINKING)
         raise ApiError(400, f"thinking={thinking!r:.200}: give a type of {allowed}")
-    if not knows("enable_thinking"):
+    if not found.knows("enable_thinking"):
         found.ignore("thinking")
         return
-    given = found.body.setdefault("chat_template_kwargs", {})
+    given = found.body.get("chat_template_kwargs", {})
     if isinstance(given, dict):  # anything else is refused later
         found.body["chat_template_kwargs"] = {"enable_thinking": kind != "disabled", **given}

@@ -7,13 +7,15 @@ text and calls of the assistant are one message.
 import json
 from collections.abc import Mapping
 
+from specdec.requests.chat_format import arguments_object
 from specdec.serve.http.agents.translation import (
     Json,
     Knows,
     Translation,
-    arguments_text,
+    call_of,
+    checked,
     content_of,
-    required_text,
+    text_in,
     texts_of,
     with_one_system,
 )
@@ -29,11 +31,13 @@ NAMES = {
 }
 ROLES = ("user", "assistant", "system", "developer")
 TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+PARTS = ("reasoning", "content", "tool_calls")  # of an assistant's message, in their order
+FUNCTION = ("name", "description", "parameters", "strict")
 
 
 def translated(body: Mapping[str, object], knows: Knows) -> Translation:
     """Translate a request; ApiError names what is wrong."""
-    found = Translation(NAMES)
+    found = Translation(NAMES, knows)
     given = found.take(RESPONSES, body)
     if "input" not in given:
         raise ApiError(400, "input is missing", "input")
@@ -43,7 +47,11 @@ def translated(body: Mapping[str, object], knows: Knows) -> Translation:
         found.body["max_tokens"] = limit
     _take_tools(given, found)
     _take_text(given.get("text", {}), found)
-    _take_reasoning(given.get("reasoning", {}), found, knows)
+    reasoning = checked(given.get("reasoning", {}), dict, "reasoning", '{"effort": ...}')
+    found.take_effort(reasoning.get("effort"), "reasoning.effort")
+    for name, value in reasoning.items():
+        if name != "effort" and value is not None:
+            found.ignore(f"reasoning.{name}")
     if given.get("include"):
         found.ignore("include")
     if given.get("truncation", "disabled") != "disabled":
@@ -62,13 +70,11 @@ def _messages(given: Mapping[str, object]) -> list[Json]:
     if not isinstance(items, list) or not items:
         raise ApiError(400, f"input={items!r:.200}: give text or a list of items")
     for i, item in enumerate(items):
-        _add(messages, item, f"input[{i}]")
+        _add(messages, checked(item, dict, f"input[{i}]", "an item"), f"input[{i}]")
     return with_one_system(messages)
 
 
-def _add(messages: list[Json], item: object, place: str) -> None:
-    if not isinstance(item, dict):
-        raise ApiError(400, f"{place}={item!r:.200}: give an item")
+def _add(messages: list[Json], item: Json, place: str) -> None:
     kind = item.get("type", "message")
     match kind:
         case "message":
@@ -77,11 +83,16 @@ def _add(messages: list[Json], item: object, place: str) -> None:
             texts = texts_of(item.get("content") or item.get("summary"), place, TEXTS)
             if texts:
                 _assistant(messages, "reasoning")["reasoning"] = "\n".join(texts)
-        case "function_call" | "custom_tool_call":
-            _add_call(messages, item, place)
+        case "function_call":
+            # a model that wrote no JSON object gets its arguments back as a text
+            arguments = arguments_object(text_in(item, "arguments", place))
+            _add_call(messages, item, json.dumps(arguments, ensure_ascii=False), place)
+        case "custom_tool_call":
+            arguments = {"input": text_in(item, "input", place)}
+            _add_call(messages, item, json.dumps(arguments), place)
         case "function_call_output" | "custom_tool_call_output":
             output = texts_of(item.get("output"), f"{place}.output", TEXTS)
-            call_id = required_text(item, "call_id", place)
+            call_id = text_in(item, "call_id", place)
             message = {"role": "tool", "tool_call_id": call_id, "content": content_of(output)}
             messages.append(message)
         case _:
@@ -99,27 +110,17 @@ def _add_message(messages: list[Json], item: Json, place: str) -> None:
         messages.append({"role": role, "content": content})
 
 
-def _add_call(messages: list[Json], item: Json, place: str) -> None:
-    if item.get("type") == "function_call":
-        arguments = arguments_text(required_text(item, "arguments", place))
-    else:
-        arguments = json.dumps({"input": required_text(item, "input", place)})
-    call = {
-        "id": required_text(item, "call_id", place),
-        "type": "function",
-        "function": {"name": required_text(item, "name", place), "arguments": arguments},
-    }
-    message = _assistant(messages, "tool_calls")
-    calls = message.setdefault("tool_calls", [])
+def _add_call(messages: list[Json], item: Json, arguments: str, place: str) -> None:
+    call = call_of(item, "call_id", arguments, place)
+    calls = _assistant(messages, "tool_calls").setdefault("tool_calls", [])
     assert isinstance(calls, list)
     calls.append(call)
 
 
 def _assistant(messages: list[Json], adds: str) -> Json:
-    """Return the assistant's last message if this still belongs to it, else a new one."""
-    order = ("reasoning", "content", "tool_calls")
+    """Return the assistant's last message if this part still belongs to it, else a new one."""
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
-    later = order[order.index(adds) + (adds == "tool_calls") :]
+    later = PARTS[PARTS.index(adds) + (adds == "tool_calls") :]
     if last is None or any(last.get(name) for name in later):
         last = {"role": "assistant", "content": None}
         messages.append(last)
@@ -127,25 +128,19 @@ def _assistant(messages: list[Json], adds: str) -> Json:
 
 
 def _take_tools(given: Mapping[str, object], found: Translation) -> None:
-    tools = given.get("tools", [])
-    if not isinstance(tools, list):
-        raise ApiError(400, f"tools={tools!r:.200}: give a list of tools")
-    kept = []
-    for i, tool in enumerate(tools):
+    functions: list[Json] = []
+    for i, tool in enumerate(checked(given.get("tools", []), list, "tools", "a list of tools")):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if not isinstance(kind, str):
             raise ApiError(400, f"tools[{i}]={tool!r:.200}: give a tool with a type")
         if kind == "function":
-            known = ("name", "description", "parameters", "strict")
-            function = {name: tool[name] for name in known if tool.get(name) is not None}
-            kept.append({"type": "function", "function": function})
+            functions.append({name: tool[name] for name in FUNCTION if tool.get(name) is not None})
         else:
             found.ignore(f"tools.{kind}")
     choice, allowed = _choice(given.get("tool_choice"))
-    if allowed is not None:
-        kept = [each for each in kept if str(each["function"].get("name")) in allowed]  # type: ignore[attr-defined]
+    kept = [each for each in functions if allowed is None or str(each.get("name")) in allowed]
     if kept:
-        found.body["tools"] = kept
+        found.body["tools"] = [{"type": "function", "function": each} for each in kept]
     if choice is not None:
         found.body["tool_choice"] = choice
     if "parallel_tool_calls" in given:
@@ -165,9 +160,8 @@ def _choice(given: object) -> tuple[object, set[str] | None]:
     raise ApiError(400, f"tool_choice={given!r:.200}: only functions can be called")
 
 
-def _take_text(text: object, found: Translation) -> None:
-    if not isinstance(text, dict):
-        raise ApiError(400, f'text={text!r:.200}: give {{"format": ...}}')
+def _take_text(given: object, found: Translation) -> None:
+    text = checked(given, dict, "text", '{"format": ...}')
     if text.get("verbosity", "medium") not in ("medium", None):
         found.ignore("text.verbosity")
     form = text.get("format")
@@ -180,12 +174,3 @@ def _take_text(text: object, found: Translation) -> None:
         schema = {name: value for name, value in form.items() if name != "type"}
         form = {"type": "json_schema", "json_schema": schema}
     found.body["response_format"] = form
-
-
-def _take_reasoning(reasoning: object, found: Translation, knows: Knows) -> None:
-    if not isinstance(reasoning, dict):
-        raise ApiError(400, f'reasoning={reasoning!r:.200}: give {{"effort": ...}}')
-    found.take_effort(reasoning.get("effort"), "reasoning.effort", knows)
-    for name, value in reasoning.items():
-        if name != "effort" and value is not None:
-            found.ignore(f"reasoning.{name}")

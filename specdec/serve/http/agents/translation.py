@@ -4,26 +4,23 @@ Agents send fields that this server has never heard of, more of them with each v
 routes what is unknown, or has no effect here, is ignored; the answer and the log name it.
 """
 
-import json
-import logging
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TypeVar
 
-from specdec.requests.chat_format import arguments_object
 from specdec.serve.http.errors import ApiError
 from specdec.serve.http.fields import FIELDS, known_fields
 
-logger = logging.getLogger("specdec.serve")
-
 Json = dict[str, object]
 Knows = Callable[[str], bool]  # whether the chat template reads a variable
+Type = TypeVar("Type")
 
+REFERENCE = "tool_reference"
 IGNORED_HEADER = "X-Specdec-Ignored"
 MOST_NAMED = 32  # in a header
 MOST_IGNORED = 256  # of one request
-MOST_LOGGED = 1000  # of all requests
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
@@ -31,39 +28,35 @@ NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 class Translation:
     """Holds a request in chat's fields.
 
-    body: known fields of /v1/chat/completions. ignored: names of what has no effect.
-
-    names: of chat's fields on this route, for errors.
+    names: of chat's fields on this route, for errors. body: known fields of /v1/chat/completions.
     """
 
     names: Mapping[str, str]
+    knows: Knows
     body: Json = field(default_factory=dict)
     _ignored: dict[str, None] = field(default_factory=dict)  # an ordered set
 
     @property
     def ignored(self) -> list[str]:
-        """Name each once, in the order of the request."""
+        """Name what has no effect: each once, in the order of the request."""
         return list(self._ignored)
 
     def take(self, route: str, body: Mapping[str, object]) -> Json:
         """Pass on the fields that chat has under the same name; return those to be translated."""
         known = known_fields(route, body, self.ignore)
-        passed = {name for name in known if FIELDS[route][name].is_chats}
-        self.body |= {name: value for name, value in known.items() if name in passed}
-        return {name: value for name, value in known.items() if name not in passed}
+        self.body |= {name: known.pop(name) for name in list(known) if FIELDS[route][name].is_chats}
+        return known
 
     def ignore(self, name: str) -> None:
         """Note a name, unless there are many: the caller chooses how many there are."""
         if len(self._ignored) < MOST_IGNORED:
             self._ignored[name if NAME.fullmatch(name) else "(a strange name)"] = None
 
-    def take_effort(self, effort: object, name: str, knows: Knows) -> None:
+    def take_effort(self, effort: object, name: str) -> None:
         """Pass on how much to reason, where the template can be told."""
-        if effort is None:
-            return
-        if knows("reasoning_effort") or knows("enable_thinking"):
-            self.body["reasoning_effort"] = effort
-        else:
+        if self.knows("reasoning_effort") or self.knows("enable_thinking"):
+            self.body |= {} if effort is None else {"reasoning_effort": effort}
+        elif effort is not None:
             self.ignore(name)
 
     def headers(self) -> dict[str, str]:
@@ -73,33 +66,25 @@ class Translation:
 
     def renamed(self, error: ApiError) -> ApiError:
         """Rename the field of an error to what it is called on this route."""
-        name = self.names.get(error.param or "")
+        old = error.param or ""
+        name = self.names.get(old)
         if name is None:
             return error
-        old = str(error.param)
-        message = error.message
-        if message.startswith(old):
-            message = name + message.removeprefix(old)
+        rest = error.message.removeprefix(old)
+        message = error.message if rest == error.message else name + rest
         return ApiError(error.status, message, name, error.code)
 
 
-class Announced:
-    """Logs each ignored name once."""
-
-    def __init__(self) -> None:
-        self._names: set[str] = set()
-
-    def see(self, path: str, names: Collection[str]) -> None:
-        """Log the names that are new in a request."""
-        new = [name for name in names if name not in self._names]
-        if new and len(self._names) < MOST_LOGGED:
-            self._names.update(new)
-            logger.info("%s: ignored %s (each is named once)", path, ", ".join(new))
+def checked(value: object, kind: type[Type], place: str, wanted: str) -> Type:
+    """Return a value that must have this type; ApiError says what is wanted instead."""
+    if not isinstance(value, kind):
+        raise ApiError(400, f"{place}={value!r:.200}: give {wanted}")
+    return value
 
 
-def arguments_text(arguments: str) -> str:
-    """Write arguments as a JSON object: a model that wrote none gets them back as a text."""
-    return json.dumps(arguments_object(arguments), ensure_ascii=False)
+def text_in(item: Mapping[str, object], name: str, place: str) -> str:
+    """Read a field that must be a text."""
+    return checked(item.get(name), str, f"{place}.{name}", "text")
 
 
 def texts_of(content: object, place: str, kinds: Collection[str]) -> list[str]:
@@ -108,9 +93,8 @@ def texts_of(content: object, place: str, kinds: Collection[str]) -> list[str]:
         return []
     if isinstance(content, str):
         return [content]
-    if not isinstance(content, list):
-        raise ApiError(400, f"{place}={content!r:.200}: give text or a list of parts")
-    return [text_of(part, f"{place}[{i}]", kinds) for i, part in enumerate(content)]
+    parts: list[object] = checked(content, list, place, "text or a list of parts")
+    return [text_of(part, f"{place}[{i}]", kinds) for i, part in enumerate(parts)]
 
 
 def text_of(part: object, place: str, kinds: Collection[str]) -> str:
@@ -118,6 +102,8 @@ def text_of(part: object, place: str, kinds: Collection[str]) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or kind not in kinds:
         raise ApiError(400, f"{place}: type {kind!r:.100} given, read are {', '.join(kinds)}")
+    if kind == REFERENCE:  # it reads as the name of its tool
+        return text_in(part, "tool_name", place)
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise ApiError(400, f"{place}: text={text!r:.200}: give text")
@@ -131,6 +117,12 @@ def content_of(texts: list[str]) -> object:
     return [{"type": "text", "text": text} for text in texts] or ""
 
 
+def call_of(item: Mapping[str, object], id_name: str, arguments: str, place: str) -> Json:
+    """Make a call of a tool in a chat message."""
+    call_id, name = text_in(item, id_name, place), text_in(item, "name", place)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def with_one_system(messages: list[Json]) -> list[Json]:
     """Join the system's first messages, since many templates take no second one."""
     count = 0
@@ -138,17 +130,8 @@ def with_one_system(messages: list[Json]) -> list[Json]:
         count += 1
     if count < 2:
         return messages
-    texts = [each["content"] for each in messages[:count]]
     joined = "\n\n".join(
         text if isinstance(text, str) else "\n".join(str(part["text"]) for part in text)  # type: ignore[attr-defined]
-        for text in texts
+        for text in (each["content"] for each in messages[:count])
     )
     return [{"role": "system", "content": joined}, *messages[count:]]
-
-
-def required_text(item: Mapping[str, object], name: str, place: str) -> str:
-    """Read a field that must be a text."""
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise ApiError(400, f"{place}.{name}={value!r:.200}: give text")
-    return value

@@ -6,11 +6,12 @@ from anthropic.types import RawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from specdec.serve.http.agents.event_answer import Counts, Ending
+from specdec.serve.http.agents.event_answer import Counts
+from specdec.serve.http.agents.events import Arguments, Call, Content, Reasoning
 from specdec.serve.http.agents.messages_events import MessagesScript
 from specdec.serve.http.agents.responses_events import ResponsesScript
+from specdec.serve.http.chat_messages import finish_reason
 from specdec.serve.http.errors import ApiError
-from specdec.serve.http.tools.events import Arguments, Call, Content, Reasoning
 
 OPENAI = TypeAdapter(ResponseStreamEvent)
 ANTHROPIC = TypeAdapter(RawMessageStreamEvent)
@@ -27,10 +28,9 @@ EVENTS = [
 def played(script, events, reason="stop", stop_reason=None):
     """All events of an answer."""
     has_calls = any(isinstance(event, Call) for event in events)
-    ending = Ending(reason, stop_reason, has_calls)
     written = list(script.begin(COUNTS))
     written += [each for event in events for each in script.write(event)]
-    return written + list(script.end(ending, COUNTS))
+    return written + list(script.end(finish_reason(reason, has_calls), stop_reason, COUNTS))
 
 
 def responses(**body):

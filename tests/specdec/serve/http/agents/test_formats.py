@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.serve.http.tools.formats import (
+from specdec.serve.http.agents.formats import (
     REASONING_PARSERS,
     TOOL_CALL_PARSERS,
     answer_format,

@@ -4,7 +4,7 @@ The fields are OpenAI's.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specdec.arguments import check_bool
@@ -15,14 +15,12 @@ FUNCTION_KEYS = {"name", "description", "parameters", "strict"}
 CHOICES = ("none", "auto", "required")
 WANTED = '{"type": "function", "function": {"name": ..., "parameters": a JSON schema}}'
 Schema = Mapping[str, object]
+NO_PARAMETERS: Schema = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that an answer may call.
-
-    parameters: the JSON schema of an object.
-    """
+    """Describes a tool that an answer may call. parameters: the JSON schema of an object."""
 
     name: str
     parameters: Schema
@@ -30,10 +28,9 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What an answer does with tools.
+    """Says what an answer does with tools. tools: all that the request has.
 
     choice: none, auto or required; named: the one that must be called. most: calls, if limited.
-    tools: all that the request has.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -48,9 +45,9 @@ class ToolUse:
             return ()
         return tuple(each for each in self.tools if self.named in (None, each.name))
 
-    def position(self, tool: Tool) -> int:
-        """Return the place of a tool in the request."""
-        return self.tools.index(tool)
+    def place(self, tool: Tool) -> str:
+        """Name the parameters of a tool as a part of the request."""
+        return f"tools[{self.tools.index(tool)}]: parameters of {tool.name!r}"
 
 
 def tool_use(body: Mapping[str, object]) -> ToolUse:
@@ -59,18 +56,16 @@ def tool_use(body: Mapping[str, object]) -> ToolUse:
     choice, named = _choice(body.get("tool_choice"), tools)
     is_parallel = body.get("parallel_tool_calls", True)
     check_bool("parallel_tool_calls", is_parallel)
-    most = 1 if named is not None or not is_parallel else None
-    return ToolUse(tools, choice, named, most)
+    return ToolUse(tools, choice, named, None if is_parallel and named is None else 1)
 
 
 def with_parameters(tools: object) -> object:
     """Give tools that have passed `tool_use` the parameters that templates expect of each."""
     assert isinstance(tools, list)
-    none: Schema = {"type": "object", "properties": {}}
     return [
         each
         if each["function"].get("parameters") is not None
-        else {**each, "function": {**each["function"], "parameters": none}}
+        else {**each, "function": {**each["function"], "parameters": NO_PARAMETERS}}
         for each in tools
     ]
 
@@ -86,12 +81,28 @@ def with_names(messages: object) -> object:
     found = []
     for message in messages:
         if isinstance(message, dict):
-            names.update(_calls(message))
+            names |= _call_names(message)
             name = names.get(str(message.get("tool_call_id")))
             if message.get("role") == "tool" and message.get("name") is None and name is not None:
                 message = {**message, "name": name}
         found.append(message)
     return found
+
+
+def _call_names(message: Mapping[str, object]) -> dict[str, str]:
+    """Return the names of a message's calls by their ids."""
+    calls = message.get("tool_calls")
+    found = {}
+    for call in calls if isinstance(calls, list) else ():
+        name = _part(_part(call, "function"), "name")
+        if isinstance(name, str) and isinstance(call.get("id"), str):
+            found[call["id"]] = name
+    return found
+
+
+def _part(value: object, name: str) -> object:
+    """Return a part of what may be an object."""
+    return value.get(name) if isinstance(value, dict) else None
 
 
 def _tools(given: object) -> tuple[Tool, ...]:
@@ -103,11 +114,10 @@ def _tools(given: object) -> tuple[Tool, ...]:
 
 
 def _tool(given: object, place: str) -> Tool:
-    kind = given.get("type") if isinstance(given, dict) else None
+    kind, function = _part(given, "type"), _part(given, "function")
     if isinstance(kind, str) and kind != "function":
         raise ValueError(f"{place}: type {kind!r:.100} given, only function is supported")
-    function = given.get("function") if isinstance(given, dict) else None
-    if kind is None or not isinstance(function, dict) or set(given) - {"type", "function"}:  # type: ignore[call-overload]
+    if kind is None or not isinstance(function, dict) or set(given) != {"type", "function"}:  # type: ignore[call-overload]
         raise ValueError(f"{place} is {given!r:.200}: give {WANTED}")
     unknown = sorted(set(function) - FUNCTION_KEYS)
     if unknown:
@@ -119,17 +129,13 @@ def _tool(given: object, place: str) -> Tool:
         raise ValueError(f"{place}.function.name={name!r:.200}: give {wanted}")
     if not isinstance(function.get("description"), str | None):
         raise ValueError(f"{place}.function.description of {name!r}: give text")
-    return Tool(name, _parameters(function.get("parameters"), f"{place} {name!r}"))
-
-
-def _parameters(given: object, place: str) -> Schema:
-    """A tool without parameters takes none."""
-    if given is None:
-        return {"type": "object", "properties": {}, "additionalProperties": False}
-    if not isinstance(given, dict) or given.get("type", "object") != "object":
+    parameters = function.get("parameters")
+    if parameters is None:  # it takes none
+        return Tool(name, {**NO_PARAMETERS, "additionalProperties": False})
+    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
         wanted = "give the JSON schema of an object"
-        raise ValueError(f"{place}: parameters={given!r:.200}: {wanted}")
-    return {"type": "object", **given}
+        raise ValueError(f"{place} {name!r}: parameters={parameters!r:.200}: {wanted}")
+    return Tool(name, {"type": "object", **parameters})
 
 
 def _choice(given: object, tools: Sequence[Tool]) -> tuple[str, str | None]:
@@ -140,22 +146,11 @@ def _choice(given: object, tools: Sequence[Tool]) -> tuple[str, str | None]:
         if given == "required" and not tools:
             raise ValueError("tool_choice='required' without tools: give tools too")
         return (given if tools else "none"), None
-    function = given.get("function") if isinstance(given, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(given, dict) or given.get("type") != "function" or not isinstance(name, str):
+    name = _part(_part(given, "function"), "name")
+    if _part(given, "type") != "function" or not isinstance(name, str):
         wanted = f'{", ".join(CHOICES)} or {{"type": "function", "function": {{"name": ...}}}}'
         raise ValueError(f"tool_choice={given!r:.200}: give {wanted}")
     if name not in [tool.name for tool in tools]:
         known = ", ".join(tool.name for tool in tools) or "none"
         raise ValueError(f"tool_choice: no tool is named {name!r:.100}; there are {known:.300}")
     return "required", name
-
-
-def _calls(message: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield ids and names."""
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        function = call.get("function") if isinstance(call, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        if isinstance(name, str) and isinstance(call.get("id"), str):
-            yield call["id"], name

@@ -9,12 +9,10 @@ import pytest
 
 from specdec.guided.grammars import Grammars
 from specdec.requests.tokenizer import Tokenizer
-from specdec.serve.http.tools.answer_grammar import answer_grammar
-from specdec.serve.http.tools.definitions import Tool, ToolUse
-from specdec.serve.http.tools.events import WholeCall
-from specdec.serve.http.tools.formats import CALL_FORMATS
-from specdec.serve.http.tools.grammar import special_tokens
-from specdec.serve.http.tools.message_reader import AnswerReading
+from specdec.serve.http.agents.answer_reading import AnswerReading, WholeCall, answer_grammar
+from specdec.serve.http.agents.formats import CALL_FORMATS
+from specdec.serve.http.agents.grammar import special_tokens
+from specdec.serve.http.agents.tool_use import Tool, ToolUse
 from weights.demo import demo_directory
 
 FORMATS = {each.name: each for each in CALL_FORMATS}

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.requests.tokenizer import Detokenizer, Tokenizer
-from specdec.serve.http.tools.definitions import Tool, ToolUse
-from specdec.serve.http.tools.events import Arguments, Call, Message, WholeCall
-from specdec.serve.http.tools.formats import CALL_FORMATS
-from specdec.serve.http.tools.message_reader import AnswerReading
+from specdec.serve.http.agents.answer_reading import AnswerReading, Message, WholeCall
+from specdec.serve.http.agents.events import Arguments, Call
+from specdec.serve.http.agents.formats import CALL_FORMATS
+from specdec.serve.http.agents.tool_use import Tool, ToolUse
 from weights.demo import demo_directory
 
 FORMATS = {each.name: each for each in CALL_FORMATS}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.serve.http.tools.definitions import tool_use, with_names
+from specdec.serve.http.agents.tool_use import tool_use, with_names
 
 
 def tool(name="now", **more):

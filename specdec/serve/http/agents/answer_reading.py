@@ -1,0 +1,198 @@
+"""How the answers of one request are read: as reasoning, content and calls; and their grammar.
+
+Reasoning is what an answer begins with, in <think> and </think>. White space around it is dropped.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from specdec.requests.json_schemas import SchemaError
+from specdec.serve.http.agents.events import (
+    Arguments,
+    Call,
+    Content,
+    Event,
+    Reading,
+    Reasoning,
+    Source,
+    is_markup,
+    merged,
+    read_content,
+)
+from specdec.serve.http.agents.grammar import Lark
+from specdec.serve.http.agents.tool_use import Schema, Tool, ToolUse
+
+THINK, END_THINK = "<think>", "</think>"
+SPACE = r"/[ \n]{0,4}/"  # after the reasoning
+NO_TOOLS = ToolUse()
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """Says how a family of models writes calls.
+
+    read: content and calls of an answer; call: the grammar of one call; separator: between calls.
+    tags: around a call; they may be special tokens, which must then be written out. Without them a
+    grammar cannot tell at its first token whether it is a call or JSON. signs: a pattern of what a
+    chat template of such models has.
+    """
+
+    name: str
+    read: Callable[[Mapping[str, Tool], Source], Reading[None]]
+    call: Callable[[Lark, Tool], str]
+    separator: str
+    tags: tuple[str, ...]
+    signs: str
+
+
+@dataclass(slots=True)
+class WholeCall:
+    """Holds a call with its arguments as text."""
+
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Message:
+    """Holds all events of an answer, joined."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[WholeCall] = field(default_factory=list)
+
+    @staticmethod
+    def of(events: Iterable[Event]) -> "Message":
+        """Join events, in order."""
+        message = Message()
+        for event in events:
+            match event:
+                case Content(text):
+                    message.content += text
+                case Reasoning(text):
+                    message.reasoning += text
+                case Call(_, name):
+                    message.calls.append(WholeCall(name))
+                case Arguments(index, text):
+                    message.calls[index].arguments += text
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReading:
+    """calls: None if no calls are read. is_open: the prompt has begun the reasoning."""
+
+    calls: CallFormat | None = None
+    use: ToolUse = NO_TOOLS
+    thinks: bool = False
+    is_open: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether all text is content."""
+        return self.calls is None and not self.thinks
+
+    def reader(self) -> "MessageReader":
+        """Make a reader for one answer."""
+        sources = [Source(partial(_read_reasoning, self.is_open))] if self.thinks else []
+        if self.calls is not None:
+            tools = {tool.name: tool for tool in self.use.tools}
+            sources.append(Source(partial(self.calls.read, tools)))
+        return MessageReader(sources, self.use.most)
+
+    def message(self, text: str, is_cut: bool = False) -> Message:
+        """Read a whole answer. is_cut: by max_tokens."""
+        reader = self.reader()
+        return Message.of([*reader.push(text), *reader.finish(is_cut)])
+
+
+class MessageReader:
+    """Reads by several sources, each of the content that the one before it leaves.
+
+    most: calls that are passed on; None for all.
+    """
+
+    def __init__(self, sources: Sequence[Source], most: int | None) -> None:
+        self._sources = sources
+        self._most = most
+        self.num_calls = 0
+
+    def push(self, text: str) -> list[Event]:
+        """Return what more text means, as far as that is certain."""
+        return self._read([Content(text)] if text else [], lambda source: ())
+
+    def finish(self, is_cut: bool = False) -> list[Event]:
+        """Return the rest, when the text is over. is_cut: by max_tokens, perhaps within markup."""
+        return self._read([], lambda source: source.finish(is_cut))
+
+    def _read(self, events: list[Event], rest: Callable[[Source], Iterable[Event]]) -> list[Event]:
+        for source in self._sources:
+            found: list[Event] = []
+            for event in events:
+                found += source.push(event.text) if isinstance(event, Content) else [event]
+            events = [*found, *rest(source)]
+        kept = [event for event in events if self._is_kept(event)]
+        self.num_calls += sum(isinstance(event, Call) for event in kept)
+        return merged(kept)
+
+    def _is_kept(self, event: Event) -> bool:
+        is_call = isinstance(event, Call | Arguments)
+        return not is_call or self._most is None or event.index < self._most
+
+
+def _read_reasoning(is_open: bool, source: Source) -> Reading[None]:
+    """Read reasoning, which without a closing tag is all, and content, whatever tags it has."""
+    source.hold()
+    yield from source.skip()
+    has_tag = yield from source.accept(THINK)
+    if has_tag or is_open:
+        source.release()
+        yield from source.skip()
+        if (yield from read_content(source, (END_THINK,), kind=Reasoning)) is not None:
+            source.release()
+        yield from source.skip()
+    else:
+        source.go_back()
+        if source.is_cut and is_markup(source.text[source.at :], (THINK,)):
+            return
+    while True:
+        text, source.at = source.text[source.at :], len(source.text)
+        if text:
+            yield Content(text)
+        if source.is_over:
+            return
+        yield None
+
+
+def answer_grammar(special: Collection[str], reading: AnswerReading, schema: Schema | None) -> str:
+    """Write the grammar of the calls that a request allows, and of an answer by `schema`, if any.
+
+    The answer may be left out only where calls are a must. ValueError names a tool whose parameters
+    have no grammar. special: the tokenizer's special tokens.
+    """
+    lark = Lark(special)
+    forms = [] if reading.calls is None else [_calls(lark, reading.calls, reading.use)]
+    if schema is not None and reading.use.choice != "required":
+        forms.append(lark.json(schema))
+    start = lark.rule(" | ".join(forms))
+    if reading.thinks:
+        start = f"{_reasoning(lark, reading.is_open)} {start}"
+    return lark.grammar(start)
+
+
+def _calls(lark: Lark, calls: CallFormat, use: ToolUse) -> str:
+    rules = []
+    for tool in use.possible:
+        try:
+            rules.append(lark.rule(calls.call(lark, tool)))
+        except SchemaError as error:
+            raise ValueError(f"{use.place(tool)}: {error}") from error
+    call = lark.rule(" | ".join(rules))
+    return call if use.most == 1 else f"{call} ({lark.text(calls.separator)} {call})*"
+
+
+def _reasoning(lark: Lark, is_open: bool) -> str:
+    """Allow reasoning: it must be closed if the prompt has opened it, else it may be left out."""
+    closed = f"{lark.until(END_THINK)} {lark.rule(SPACE)}"
+    return closed if is_open else f"{lark.rule(f'{lark.tag(THINK)} {closed}')}?"

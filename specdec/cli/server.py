@@ -11,11 +11,11 @@ from socket import socket
 from specdec.cli.choices import ServeOptions
 from specdec.cli.errors import set_up_logging
 from specdec.cli.figures import say_what_runs
-from specdec.serve.engine_process import EngineStart
+from specdec.serve.async_engine import AsyncEngine
+from specdec.serve.engine_process import EngineProcess, EngineStart
 from specdec.serve.http.gate import LOOPBACK
 from specdec.serve.http.options import ServerOptions
 from specdec.serve.http.server import Server
-from specdec.serve.process_llm import ProcessLLM
 from specdec.serve.worker_process import WorkerProcess
 
 
@@ -32,7 +32,7 @@ def run_server(
         set_up=partial(_set_up_engine, options.log_format),
         loaded=say_what_runs,
     )
-    with ProcessLLM(start, worker) as llm:
+    with AsyncEngine(EngineProcess(start, worker)) as llm:
         server = Server(llm, chosen, partial(_announce, chosen, port))
         _say_what_is_special(chosen, server)
         server.run(sockets=[address])

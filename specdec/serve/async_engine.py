@@ -1,6 +1,6 @@
 """Requests go from any number of event loops to an engine that lives elsewhere.
 
-A thread of this process (async_llm.py) or a process of its own (process_llm.py) has the engine.
+A thread of this process (EngineThread) or a process of its own (EngineProcess) has the engine.
 Nothing waits for an engine that makes no progress for long: EngineSilentError says so.
 """
 
@@ -11,7 +11,8 @@ import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
-from typing import Protocol, Self, TypeVar
+from contextlib import suppress
+from typing import Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from specdec.arguments import is_integer
@@ -19,11 +20,12 @@ from specdec.requests.intake import NewRequest, Prompt
 from specdec.requests.metrics import Metric
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import RequestOutputKind, SamplingParams
-from specdec.serve.engine_facts import EngineFacts
+from specdec.serve.engine_process import EngineProcess
 from specdec.serve.engine_thread import (
     EngineDeadError,
+    EngineFacts,
     EngineSilentError,
-    Listener,
+    EngineThread,
 )
 
 Found = TypeVar("Found")
@@ -34,31 +36,10 @@ ANSWER_SECONDS = 60.0  # for an answer of an engine that makes progress
 LOOK_SECONDS = 1.0  # between two looks at its progress
 
 
-class Host(Protocol):
-    """Runs the engine; see EngineThread. After its end every call raises EngineDeadError."""
-
-    def add(self, new: NewRequest, listener: Listener) -> Future[None]:
-        """Queue a request that has an id; answered once checked."""
-
-    def abort(self, request_id: str, listener: Listener | None = None) -> Future[bool]:
-        """End a request; answers whether it ran. With a listener: only that listener's request."""
-
-    @property
-    def is_running(self) -> bool:
-        """Tell whether requests are taken."""
-
-    @property
-    def silent_seconds(self) -> float:
-        """Tell for how long it has made no progress, although there is something to do."""
-
-    def close(self) -> None:
-        """Abort what runs and end; waits. No effect twice."""
-
-
 class AsyncEngine:
-    """Generates for asyncio. What differs by where the engine lives is below `facts`."""
+    """Generates for asyncio. Once the host of the engine has ended, calls raise EngineDeadError."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: EngineThread | EngineProcess) -> None:
         self._host = host
         self._wakers: WeakKeyDictionary[asyncio.AbstractEventLoop, Waker] = WeakKeyDictionary()
         # at the latest when this object is collected or the interpreter exits
@@ -67,18 +48,18 @@ class AsyncEngine:
     @property
     def facts(self) -> EngineFacts:
         """Tell what a server has to know of the engine."""
-        raise NotImplementedError
+        return self._host.facts
 
     async def check_grammar(self, params: SamplingParams) -> None:
         """Compile the grammar of structured outputs, so that no step waits; ValueError if bad.
 
         GrammarsBusyError, which is one, if no new grammar is taken for the moment.
         """
-        raise NotImplementedError
+        await self._answer(lambda: self._host.check_grammar(params))
 
     async def get_metrics(self) -> list[Metric]:
         """List counts since the start, and what runs now (specdec.requests.metrics)."""
-        raise NotImplementedError
+        return await self._answer(self._host.metrics)
 
     async def generate(
         self,
@@ -211,15 +192,10 @@ class Waker:
             is_scheduled = bool(self._full)
             self._full.append(reader)
         loop = self._loop()
-        if loop is None:
-            return False
-        if is_scheduled:
-            return not loop.is_closed()
-        try:
-            loop.call_soon_threadsafe(self._deliver)
-        except RuntimeError:  # the loop is closed
-            return False
-        return True
+        with suppress(RuntimeError):  # the loop is closed
+            if loop is not None and not is_scheduled:
+                loop.call_soon_threadsafe(self._deliver)
+        return self.is_open
 
     @property
     def is_open(self) -> bool:

@@ -19,12 +19,10 @@ from specdec.llm import LLM
 from specdec.options import AsyncEngineArgs, EngineOptions, with_signature
 from specdec.requests.chat_format import ChatFormat, Conversation
 from specdec.requests.intake import NewRequest, Prompt
-from specdec.requests.metrics import Metric
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
 from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.async_engine import AsyncEngine
-from specdec.serve.engine_facts import EngineFacts
 from specdec.serve.engine_thread import EngineThread
 from specdec.speculative_config import SpeculativeConfig
 
@@ -46,8 +44,7 @@ class AsyncLLM(AsyncEngine):
         **options: Unpack[EngineOptions],
     ) -> None:
         self.llm = LLM(model, speculative_config, **options)
-        self._thread = EngineThread(self.llm.engine)
-        self._facts = EngineFacts.of(self.llm)
+        self._thread = EngineThread(self.llm)
         self._encoder: Tokenizer | None = None  # for long texts, once there was one
         self._encoder_lock = threading.Lock()
         super().__init__(self._thread)
@@ -58,18 +55,6 @@ class AsyncLLM(AsyncEngine):
         if not isinstance(engine_args, AsyncEngineArgs):
             raise ValueError(f"engine_args={engine_args!r}: give AsyncEngineArgs")
         return cls(engine_args.model, engine_args.speculative_config, **engine_args.options)
-
-    @property
-    def facts(self) -> EngineFacts:
-        """Tell what a server has to know of the engine."""
-        return self._facts
-
-    async def check_grammar(self, params: SamplingParams) -> None:
-        """Compile the grammar of structured outputs, so that no step waits; ValueError if bad.
-
-        GrammarsBusyError, which is one, if no new grammar is taken for the moment.
-        """
-        await asyncio.to_thread(self.llm.engine.intake.check_guide, params)
 
     async def chat(
         self,
@@ -133,10 +118,6 @@ class AsyncLLM(AsyncEngine):
     def get_tokenizer(self) -> Any:
         """Return a tokenizer of transformers; the engine may use it too: copy it before use."""
         return self.llm.get_tokenizer()
-
-    async def get_metrics(self) -> list[Metric]:
-        """List counts since the start, and what runs now (specdec.requests.metrics)."""
-        return await self._answer(lambda: self._thread.call(self.llm.engine.metrics))
 
     async def graph_counters(self) -> dict[str, GraphCounters]:
         """Tell what each family of CUDA graphs cost, and which batches it served."""

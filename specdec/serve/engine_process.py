@@ -17,26 +17,21 @@ from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from specdec.llm import LLM
 from specdec.requests.intake import NewRequest
+from specdec.requests.metrics import Metric
 from specdec.requests.output import RequestOutput
-from specdec.serve.engine_facts import EngineFacts
-from specdec.serve.engine_thread import EngineDeadError, Listener
+from specdec.requests.params import SamplingParams
+from specdec.serve.engine_thread import EngineDeadError, EngineFacts, Listener, failed, settle
 from specdec.serve.worker_process import WorkerProcess
 from specdec.speculative_config import SpeculativeConfig
 
 logger = logging.getLogger("specdec")
 
-BEAT_SECONDS = 1.0  # between two signs of life of the process
+BEAT_SECONDS = 1.0  # between two signs of life: for how long the engine's thread has been silent
 CLOSING_SECONDS = 60.0  # for the step that runs, and to free what the engine has
-
-
-class Beat(NamedTuple):
-    """Shows that the process lives. silent_seconds: of the engine's thread."""
-
-    silent_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +51,17 @@ class EngineStart:
 
 
 class EngineProcess:
-    """Loads, then serves; raises what loading raises. See EngineThread for what it takes.
+    """Loads, then serves; raises what loading raises. What it takes, EngineThread describes.
 
     worker: a process that has begun already. ChildProcessError if it ends while it loads.
     """
 
     def __init__(self, start: EngineStart, worker: WorkerProcess | None = None) -> None:
         self._lock = threading.RLock()
-        # a request has a number in the pipe: a name may come again once its abort is sent
-        self._requests: dict[str, tuple[str, Listener]] = {}  # names, by number
-        self._numbers: dict[str, str] = {}  # by name
-        self._calls: dict[int, tuple[Future[Any], str | None]] = {}  # and the request that it adds
+        # a call has a number in the pipe, and so has its request, whose name may come again
+        self._calls: dict[int, Future[Any]] = {}
+        self._requests: dict[int, tuple[str, Listener]] = {}  # with their names
+        self._numbers: dict[str, int] = {}  # by name, until an abort is sent
         self._counter = itertools.count()
         self._outbox: SimpleQueue[bytes] = SimpleQueue()
         self._end: EngineDeadError | None = None
@@ -79,7 +74,7 @@ class EngineProcess:
         except BaseException:  # Ctrl-C too
             self._kill()
             raise
-        self._beat = Beat(0.0)
+        self._silent_seconds = 0.0  # at the last beat
         self._beat_at = time.monotonic()
         self._reader = threading.Thread(target=self._read, name="specdec-outputs", daemon=True)
         self._sender = threading.Thread(target=self._send, name="specdec-calls", daemon=True)
@@ -99,72 +94,69 @@ class EngineProcess:
         return found
 
     def add(self, new: NewRequest, listener: Listener) -> Future[None]:
-        """Queue a request that has an id; answered once checked. Changes go to `listener`."""
         assert new.request_id is not None
-        name = new.request_id
+        name, number = new.request_id, next(self._counter)
         if self._owner != os.getpid():  # before the lock: another thread may have held it
-            return _failed(self._dead_error())
+            return failed(self._dead_error())
         with self._lock:
             if name in self._numbers:
                 words = "is already running: give each request an id of its own"
-                return _failed(ValueError(f"request_id {name!r} {words}"))
-            number = str(next(self._counter))
+                return failed(ValueError(f"request_id {name!r} {words}"))
             self._numbers[name] = number
             self._requests[number] = name, listener
-        try:
-            return self.ask("add", replace(new, request_id=number), adds=number)
-        except BaseException:  # it cannot be pickled
-            self._forget(number)
-            raise
+        return self._ask(number, "add", replace(new, request_id=str(number)))
 
     def abort(self, request_id: str, listener: Listener | None = None) -> Future[bool]:
-        """End a request; answers whether it ran. With a listener: only that listener's request."""
         if self._owner != os.getpid():
-            return _failed(self._dead_error())
+            return failed(self._dead_error())
         with self._lock:
             number = self._numbers.get(request_id)
-            is_its = number is not None and listener in (None, self._requests[number][1])
-            if is_its:
+            if number is not None and listener in (None, self._requests[number][1]):
                 del self._numbers[request_id]
-        if number is not None and is_its:
-            return self.ask("abort", number)
+                return self.ask("abort", str(number))
         answer = Future[bool]()
         answer.set_result(False)
         return answer
 
-    def ask(self, name: str, *given: object, adds: str | None = None) -> Future[Any]:
-        """Have the other side do something: a method of Worker.
+    def metrics(self) -> Future[list[Metric]]:
+        return self.ask("metrics")
 
-        adds: the number of a request that is forgotten if the answer is an error
-        """
+    def check_grammar(self, params: SamplingParams) -> Future[None]:
+        return self.ask("check_grammar", params)
+
+    def ask(self, name: str, *given: object) -> Future[Any]:
+        """Have the other side do something: a method of its EngineThread."""
+        return self._ask(next(self._counter), name, *given)
+
+    def _ask(self, number: int, name: str, *given: object) -> Future[Any]:
+        """Send a call. If that or the call fails, the request that it adds is forgotten."""
         if self._owner != os.getpid():
-            return _failed(self._dead_error())
-        number = next(self._counter)
-        message = bytes(ForkingPickler.dumps((number, name, given)))
+            return failed(self._dead_error())
+        try:
+            message = bytes(ForkingPickler.dumps((number, name, given)))
+        except BaseException:
+            self._forget(number)
+            raise
         answer = Future[Any]()
         with self._lock:
             if self._end is not None:
-                if adds is not None:
-                    self._forget(adds)
-                return _failed(self._dead_error())
-            self._calls[number] = answer, adds
+                self._forget(number)
+                return failed(self._dead_error())
+            self._calls[number] = answer
             self._outbox.put(message)
         return answer
 
     @property
     def is_running(self) -> bool:
-        """Tell whether requests are taken."""
         return self._end is None and self._owner == os.getpid()
 
     @property
     def silent_seconds(self) -> float:
-        """Tell for how long the engine has made no progress, or its process has said nothing."""
         if not self.is_running:
             return 0.0
-        return time.monotonic() - self._beat_at + self._beat.silent_seconds
+        return time.monotonic() - self._beat_at + self._silent_seconds
 
     def close(self) -> None:
-        """Abort what runs, end the process and wait for it. No effect twice or in a fork."""
         if self._owner != os.getpid():
             return
         self._outbox.put(bytes(ForkingPickler.dumps(None)))
@@ -193,9 +185,9 @@ class EngineProcess:
                 found = self._pipe.recv()
                 if isinstance(found, EngineDeadError):
                     last = found
-                elif isinstance(found, Beat):
+                elif isinstance(found, float):
                     self._beat_at = time.monotonic()
-                    self._beat = found
+                    self._silent_seconds = found
                 elif isinstance(found, list):
                     self._deliver(found)
                 else:
@@ -214,7 +206,7 @@ class EngineProcess:
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
-            number = output.request_id
+            number = int(output.request_id)
             with self._lock:
                 output.request_id, listener = self._requests[number]
             if output.finished:
@@ -225,22 +217,17 @@ class EngineProcess:
 
     def _answer(self, number: int, is_error: bool, value: Any) -> None:
         with self._lock:
-            answer, adds = self._calls.pop(number)
-        if is_error and adds is not None:
-            self._forget(adds)
-        if not answer.set_running_or_notify_cancel():
-            return
+            answer = self._calls.pop(number)
         if is_error:
-            answer.set_exception(value)
-        else:
-            answer.set_result(value)
+            self._forget(number)
+        settle(answer, value, is_error)
 
-    def _forget(self, number: str) -> None:
-        """Drop a request that has ended, or was never begun; maybe all have ended meanwhile."""
+    def _forget(self, number: int) -> None:
+        """Drop the request of a call, if it has one: it has ended, or was never begun."""
         with self._lock:
-            found = self._requests.pop(number, None)
-            if found is not None and self._numbers.get(found[0]) == number:
-                del self._numbers[found[0]]
+            name, _ = self._requests.pop(number, (None, None))
+            if name is not None and self._numbers.get(name) == number:
+                del self._numbers[name]
 
     def _finish(self, end: EngineDeadError) -> None:
         with self._lock:
@@ -250,9 +237,8 @@ class EngineProcess:
             self._numbers.clear()
             self._pipe.close()
         self._outbox.put(b"")  # wakes the sender, which finds the pipe closed
-        for answer, _ in calls.values():
-            if answer.set_running_or_notify_cancel():
-                answer.set_exception(self._dead_error())
+        for answer in calls.values():
+            settle(answer, self._dead_error(), is_error=True)
         for _, listener in requests.values():
             listener(self._dead_error())
 
@@ -265,9 +251,3 @@ class EngineProcess:
     def _kill(self) -> None:
         self._process.kill()
         self._process.wait()
-
-
-def _failed(error: Exception) -> Future[Any]:
-    answer = Future[Any]()
-    answer.set_exception(error)
-    return answer

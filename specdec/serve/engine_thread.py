@@ -13,18 +13,22 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
-from specdec.engine import Engine
 from specdec.kernels import COMPILING
+from specdec.llm import LLM
 from specdec.requests.intake import NewRequest
+from specdec.requests.metrics import Metric
 from specdec.requests.output import RequestOutput
+from specdec.requests.params import SamplingParams
 from specdec.requests.pieces import Pieces
 from specdec.requests.request import Request
+from specdec.speculative_config import SpeculativeConfig
 
 logger = logging.getLogger("specdec")
 
@@ -48,31 +52,45 @@ class EngineSilentError(EngineDeadError):
 # the error after which no more come. Called in the thread in which the request grows, so it must
 # not wait. Returns False if it cannot deliver: the request is aborted.
 Listener = Callable[[RequestOutput | EngineDeadError], bool]
+Command = tuple[Callable[[], Any], Future[Any], bool]  # and whether its error ends the engine
 
 
-@dataclass(frozen=True, slots=True)
-class Command(Generic[Answer]):
-    """Holds a call for the engine's thread. raises_to_caller: its errors do not end the engine."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """Tells a server what it has to know of an engine before the first request.
 
-    function: Callable[[], Answer]
-    raises_to_caller: bool
-    answer: Future[Answer]
+    tokenizer: its directory. recommended: the checkpoint's own sampling.
+    draft: its name, None without one. num_speculative_tokens: of a round, at most if is_adaptive.
+    """
 
-    def run(self) -> None:
-        """Call and answer, unless the caller has cancelled."""
-        if not self.answer.set_running_or_notify_cancel():
-            return
-        try:
-            self.answer.set_result(self.function())
-        except Exception as error:
-            self.answer.set_exception(error)
-            if not self.raises_to_caller:
-                raise
+    max_num_seqs: int
+    max_model_len: int
+    tokenizer: Path
+    recommended: SamplingParams
+    draft: str | None
+    num_speculative_tokens: int
+    is_adaptive: bool
 
-    def refuse(self, error: EngineDeadError) -> None:
-        """Answer with an error instead of running."""
-        if self.answer.set_running_or_notify_cancel():
-            self.answer.set_exception(error)
+    @staticmethod
+    def of(llm: LLM) -> "EngineFacts":
+        """Read from what was loaded."""
+        return EngineFacts(
+            max_num_seqs=llm.sizes.max_num_seqs,
+            max_model_len=llm.sizes.max_model_len,
+            tokenizer=llm.tokenizer.directory,
+            recommended=llm.get_default_sampling_params(),
+            draft=draft_name(llm.speculative_config),
+            num_speculative_tokens=llm.sizes.num_speculative_tokens,
+            is_adaptive=llm.sizes.is_adaptive,
+        )
+
+
+def draft_name(config: SpeculativeConfig | None) -> str | None:
+    """Tell clients of a draft; of a directory its own name, not where it lies."""
+    if config is None:
+        return None
+    name = str(config.model)
+    return Path(name).name if os.path.isdir(os.path.expanduser(name)) else name
 
 
 class EngineThread:
@@ -81,22 +99,24 @@ class EngineThread:
     delivered: called in the thread when the listeners of a step have been.
     """
 
-    def __init__(self, engine: Engine, delivered: Callable[[], object] | None = None) -> None:
-        self._engine = engine
+    def __init__(self, llm: LLM, delivered: Callable[[], object] = lambda: None) -> None:
+        self.facts = EngineFacts.of(llm)
+        self._engine = llm.engine
         self._delivered = delivered
-        self._commands: SimpleQueue[Command[object] | None] = SimpleQueue()  # None: stop
+        self._commands: SimpleQueue[Command | None] = SimpleQueue()  # None: stop
         # by request id, touched by the thread only
         self._running: dict[str, tuple[Pieces, Listener]] = {}
         # reentrant: the garbage collector may call close() from anywhere
         self._lock = threading.RLock()
         self._is_over = False  # under the lock: no command is queued after the end
         self._cause: BaseException | None = None
-        self._process = os.getpid()  # a forked child has no such thread
+        self._owner = os.getpid()  # a forked child has no such thread
         self._progress_at = time.monotonic()  # of the thread itself; infinity while it is idle
         self._seen_at = 0.0  # of the last look that found it at work
         self._processor_seconds = 0.0  # of the thread, at that look
+        self._grammars = ThreadPoolExecutor(max_workers=2)
         self._thread = threading.Thread(target=self._run, name="specdec-engine", daemon=True)
-        engine.owner = self._thread
+        self._engine.owner = self._thread
         self._thread.start()
 
     def add(self, new: NewRequest, listener: Listener) -> Future[None]:
@@ -105,16 +125,34 @@ class EngineThread:
 
     def abort(self, request_id: str, listener: Listener | None = None) -> Future[bool]:
         """End a request; answers whether it ran. With a listener: only that listener's request."""
-        return self._send(partial(self._abort, request_id, listener), raises_to_caller=False)
+        return self.call(partial(self._abort, request_id, listener), is_fatal=True)
 
-    def call(self, function: Callable[[], Answer]) -> Future[Answer]:
-        """Run a function between two steps."""
-        return self._send(function, raises_to_caller=True)
+    def metrics(self) -> Future[list[Metric]]:
+        """List counts since the start, and what runs now."""
+        return self.call(self._engine.metrics)
+
+    def check_grammar(self, params: SamplingParams) -> Future[None]:
+        """Compile the grammar of structured outputs, beside the thread."""
+        if self._owner != os.getpid():
+            return failed(self._dead_error())
+        return self._grammars.submit(self._engine.intake.check_guide, params)
+
+    def call(self, function: Callable[[], Answer], is_fatal: bool = False) -> Future[Answer]:
+        """Run a function between two steps. is_fatal: its error ends the engine."""
+        # before the lock, which another thread may have held during a fork
+        if self._owner != os.getpid():
+            return failed(self._dead_error())
+        answer = Future[Answer]()
+        with self._lock:
+            if self._is_over:
+                return failed(self._dead_error())
+            self._commands.put((function, answer, is_fatal))
+        return answer
 
     @property
     def is_running(self) -> bool:
         """Tell whether commands are taken."""
-        return not self._is_over and self._process == os.getpid()
+        return not self._is_over and self._owner == os.getpid()
 
     @property
     def silent_seconds(self) -> float:
@@ -140,7 +178,7 @@ class EngineThread:
 
     def close(self) -> None:
         """Abort what runs, end the thread and wait for it. No effect twice or in a forked child."""
-        if self._process != os.getpid():
+        if self._owner != os.getpid():
             return
         self._commands.put(None)
         if threading.current_thread() is not self._thread:
@@ -150,19 +188,6 @@ class EngineThread:
         """Wait for the end of the thread; return the error that has ended it."""
         self._thread.join()
         return self._cause
-
-    def _send(self, function: Callable[[], Answer], raises_to_caller: bool) -> Future[Answer]:
-        command = Command(function, raises_to_caller, Future[Answer]())
-        # before the lock, which another thread may have held during a fork
-        if self._process != os.getpid():
-            command.refuse(self._forked_error())
-            return command.answer
-        with self._lock:
-            if self._is_over:
-                command.refuse(self._dead_error())
-            else:
-                self._commands.put(command)  # type: ignore[arg-type]
-        return command.answer
 
     # the thread
 
@@ -194,7 +219,7 @@ class EngineThread:
             self._progress_at = time.monotonic()
             if command is None:
                 return False
-            command.run()
+            _execute(*command)
 
     def _end(self, cause: BaseException | None) -> None:
         with self._lock:
@@ -203,19 +228,18 @@ class EngineThread:
         while not self._commands.empty():
             command = self._commands.get()
             if command is not None:
-                command.refuse(self._dead_error())
+                settle(command[1], self._dead_error(), is_error=True)
         for _, listener in self._running.values():
             listener(self._dead_error())
 
-    def _forked_error(self) -> EngineDeadError:
-        return EngineDeadError(
-            f"this AsyncLLM was built in process {self._process}, and a forked process "
-            f"({os.getpid()}) has no copy of its thread: build one here, or start processes by "
-            "multiprocessing's method spawn"
-        )
-
     def _dead_error(self) -> EngineDeadError:
         """Make a new error for each caller, so that their tracebacks stay apart."""
+        if self._owner != os.getpid():
+            return EngineDeadError(
+                f"this AsyncLLM was built in process {self._owner}, and a forked process "
+                f"({os.getpid()}) has no copy of its thread: build one here, or start processes by "
+                "multiprocessing's method spawn"
+            )
         if self._cause is None:
             return EngineDeadError("the engine was shut down")
         name = type(self._cause).__name__
@@ -248,5 +272,28 @@ class EngineThread:
             if not is_delivered and not output.finished:
                 logger.info("request %s: its event loop is closed, so it is aborted", name)
                 self._deliver(self._engine.abort(name))
-        if self._delivered is not None:
-            self._delivered()
+        self._delivered()
+
+
+def _execute(function: Callable[[], object], answer: Future[Any], is_fatal: bool) -> None:
+    if not answer.set_running_or_notify_cancel():
+        return
+    try:
+        answer.set_result(function())
+    except Exception as error:
+        answer.set_exception(error)
+        if is_fatal:
+            raise
+
+
+def settle(answer: Future[Any], value: Any, is_error: bool) -> None:
+    """Answer, unless the caller has cancelled."""
+    if answer.set_running_or_notify_cancel():
+        (answer.set_exception if is_error else answer.set_result)(value)
+
+
+def failed(error: Exception) -> Future[Any]:
+    """Answer with an error."""
+    answer = Future[Any]()
+    answer.set_exception(error)
+    return answer

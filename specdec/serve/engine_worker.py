@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -22,17 +22,13 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from specdec.llm import LLM
-from specdec.requests.intake import NewRequest
-from specdec.requests.metrics import Metric
 from specdec.requests.output import RequestOutput
-from specdec.requests.params import SamplingParams
-from specdec.serve.engine_facts import EngineFacts
-from specdec.serve.engine_process import BEAT_SECONDS, CLOSING_SECONDS, Beat, EngineStart
-from specdec.serve.engine_thread import EngineDeadError, EngineThread
+from specdec.serve.engine_process import BEAT_SECONDS, CLOSING_SECONDS, EngineStart
+from specdec.serve.engine_thread import EngineDeadError, EngineFacts, EngineThread
 
 logger = logging.getLogger("specdec")
 
-Message = list[RequestOutput] | tuple[int, bool, Any] | EngineDeadError | Beat
+Message = list[RequestOutput] | tuple[int, bool, Any] | EngineDeadError | float
 FAILED = 1  # exit status
 # The pipe says when to end: a service manager may signal both processes, and only the other one
 # ends in order. A terminal may stop a background process that writes to it.
@@ -76,15 +72,14 @@ def _watch(pipe: Connection, is_loaded: threading.Event) -> None:
 
 
 class Worker:
-    """Runs one engine. The other side may ask for its public methods."""
+    """Runs one engine. The other side may call the public methods of its thread."""
 
     def __init__(self, llm: LLM, pipe: Connection) -> None:
-        self._llm = llm
+        self._tokenizer = llm.tokenizer
         self._pipe = pipe
         self._outbox: SimpleQueue[Message | None] = SimpleQueue()  # None: nothing more comes
         self._outputs: list[RequestOutput] = []  # of this step; touched by the engine's thread only
-        self._engine = EngineThread(llm.engine, self._post)
-        self._pool = ThreadPoolExecutor(max_workers=2)  # grammars
+        self._engine = EngineThread(llm, self._post)
         self._beat_at = time.monotonic()  # the next one
 
     def run(self) -> int:
@@ -98,27 +93,8 @@ class Worker:
             self._outbox.put(EngineDeadError(words))
         self._outbox.put(None)
         sender.join()
-        self._llm.tokenizer.close()
+        self._tokenizer.close()
         return 0 if cause is None else FAILED
-
-    def add(self, new: NewRequest) -> Future[None]:
-        """Begin a request."""
-        return self._engine.add(new, self._listen)
-
-    def abort(self, request_id: str) -> Future[bool]:
-        """End a request."""
-        return self._engine.abort(request_id)
-
-    def metrics(self) -> Future[list[Metric]]:
-        """List the engine's counts."""
-        return self._engine.call(self._llm.engine.metrics)
-
-    def check_grammar(self, params: SamplingParams) -> Future[None]:
-        """Compile it, in a thread of its own."""
-        return self._pool.submit(self._check_grammar, params)
-
-    def _check_grammar(self, params: SamplingParams) -> None:
-        self._llm.engine.intake.check_guide(params)
 
     # in the engine's thread
 
@@ -152,12 +128,12 @@ class Worker:
             with suppress(Empty):
                 return self._outbox.get(timeout=left)
         self._beat_at = time.monotonic() + BEAT_SECONDS
-        return Beat(self._engine.silent_seconds)
+        return self._engine.silent_seconds
 
     def _read(self) -> None:
         try:
             while (call := self._pipe.recv()) is not None:
-                self._run(*call)
+                self._call(*call)
         except (EOFError, OSError):
             logger.warning("the server has ended, and the engine with it")
             ending = threading.Timer(CLOSING_SECONDS, os._exit, [FAILED])  # a step may hang
@@ -165,8 +141,9 @@ class Worker:
             ending.start()
         self._engine.close()
 
-    def _run(self, number: int, name: str, given: tuple[Any, ...]) -> None:
-        answer: Future[Any] = getattr(self, name)(*given)
+    def _call(self, number: int, name: str, given: tuple[Any, ...]) -> None:
+        given = (*given, self._listen) if name == "add" else given
+        answer: Future[Any] = getattr(self._engine, name)(*given)
         answer.add_done_callback(partial(self._answer, number))
 
     def _answer(self, number: int, answer: Future[Any]) -> None:

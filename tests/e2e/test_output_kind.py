@@ -8,8 +8,8 @@ import pytest
 
 from specdec import LLM, AsyncLLM, EngineDeadError, RequestOutputKind, SamplingParams
 from specdec.requests.stats import FIGURES
-from specdec.serve.engine_process import EngineStart
-from specdec.serve.process_llm import ProcessLLM
+from specdec.serve.async_engine import AsyncEngine
+from specdec.serve.engine_process import EngineProcess, EngineStart
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
 DRAFT = {"model": "demo", "num_speculative_tokens": 3}
@@ -34,7 +34,7 @@ def llm(request):
         model="demo", speculative_config=DRAFT, options=OPTIONS, set_up=nothing, loaded=nothing
     )
     with (
-        ProcessLLM(start)
+        AsyncEngine(EngineProcess(start))
         if request.param == "process"
         else AsyncLLM("demo", DRAFT, **OPTIONS) as made
     ):

@@ -17,8 +17,7 @@ from starlette.routing import BaseRoute, Mount, Route
 import specdec
 from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.async_engine import AsyncEngine
-from specdec.serve.engine_facts import EngineFacts
-from specdec.serve.engine_thread import EngineDeadError
+from specdec.serve.engine_thread import EngineDeadError, EngineFacts
 from specdec.serve.http.agents.routes import AgentRoutes
 from specdec.serve.http.agents.translation import IGNORED_HEADER
 from specdec.serve.http.answers import ChatForm, CompletionForm

@@ -15,8 +15,8 @@ import pytest
 
 from specdec import LLM, EngineDeadError, SamplingParams
 from specdec.requests.stats import FIGURES
-from specdec.serve.engine_process import EngineStart
-from specdec.serve.process_llm import ProcessLLM
+from specdec.serve.async_engine import AsyncEngine
+from specdec.serve.engine_process import EngineProcess, EngineStart
 from weights import CheckpointError
 
 OPTIONS = {"device": "cpu", "max_num_seqs": 8, "max_model_len": 256}
@@ -59,7 +59,7 @@ def num_frozen(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(num_frozen):
-    with ProcessLLM(start(loaded=partial(write_num_frozen, num_frozen))) as llm:
+    with AsyncEngine(EngineProcess(start(loaded=partial(write_num_frozen, num_frozen)))) as llm:
         yield llm
 
 
@@ -150,8 +150,8 @@ def test_who_leaves_before_an_answer_leaves_nothing_behind(served):
 
     assert len(asyncio.run(run())) == 3
     assert _num_running(served) == 0
-    assert not served._process._requests
-    assert not served._process._numbers
+    assert not served._host._requests
+    assert not served._host._numbers
 
 
 def _num_running(llm):
@@ -167,7 +167,7 @@ def _num_running(llm):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_engine_leaves_signals_to_the_server(served, number):
-    os.kill(served._process._process.pid, number)
+    os.kill(served._host._process.pid, number)
     params = SamplingParams(temperature=0.0, max_tokens=20)
     assert asyncio.run(outputs_of(served, "a", params))[-1].finished
 
@@ -188,8 +188,8 @@ def test_counters_and_facts_come_over(served):
 
 @pytest.mark.parametrize("is_running", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_requests_learn_that_the_process_has_ended(is_running):
-    llm = ProcessLLM(start(draft=None))
-    process = llm._process._process
+    llm = AsyncEngine(EngineProcess(start(draft=None)))
+    process = llm._host._process
     endless = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
 
     async def run():
@@ -210,16 +210,16 @@ def test_requests_learn_that_the_process_has_ended(is_running):
 
 @pytest.mark.slow
 def test_a_request_that_comes_as_the_engine_ends_learns_of_it(monkeypatch):
-    with ProcessLLM(start(draft=None)) as llm:
-        process = llm._process
-        ask = process.ask
+    with AsyncEngine(EngineProcess(start(draft=None))) as llm:
+        process = llm._host
+        ask = process._ask
 
         def late(*given, **how):
             process._process.kill()
             process._reader.join()  # all that was known has ended, this request too
             return ask(*given, **how)
 
-        monkeypatch.setattr(process, "ask", late)
+        monkeypatch.setattr(process, "_ask", late)
         with pytest.raises(EngineDeadError, match="status -9"):
             asyncio.run(outputs_of(llm, "a", SamplingParams(max_tokens=3)))
 
@@ -238,7 +238,7 @@ def fail(llm):
 
 
 def test_a_step_that_fails_ends_the_process_and_says_why(capfd):
-    with ProcessLLM(start(draft=None, loaded=fail)) as llm:
+    with AsyncEngine(EngineProcess(start(draft=None, loaded=fail))) as llm:
         params = SamplingParams(max_tokens=100, ignore_eos=True)
         with pytest.raises(EngineDeadError, match="RuntimeError: planted"):
             asyncio.run(outputs_of(llm, "a", params))
@@ -249,18 +249,18 @@ def test_a_step_that_fails_ends_the_process_and_says_why(capfd):
 @pytest.mark.slow
 def test_what_loading_raises_is_raised_here(tmp_path):
     with pytest.raises(CheckpointError, match="nothing loaded"):
-        ProcessLLM(start(str(tmp_path)))
+        AsyncEngine(EngineProcess(start(str(tmp_path))))
 
 
 @pytest.mark.slow
 def test_options_that_are_refused_are_refused_here():
     with pytest.raises(ValueError, match="max_num_seqs"):
-        ProcessLLM(start(max_num_seqs=0))
+        AsyncEngine(EngineProcess(start(max_num_seqs=0)))
 
 
 def test_a_process_that_ends_while_it_loads_is_an_error_here():
     with pytest.raises(ChildProcessError, match="status 7 while it loaded"):
-        ProcessLLM(start(loaded=partial(leave, 7)))
+        AsyncEngine(EngineProcess(start(loaded=partial(leave, 7))))
 
 
 def leave(status, _):
@@ -280,8 +280,8 @@ def test_the_engine_ends_with_the_process_that_started_it(loaded):
     program = f"""if True:
         import sys, time
         from tests.specdec.serve import test_engine_process as test
-        llm = test.ProcessLLM(test.start(draft=None, loaded=test.{loaded}))
-        print(llm._process._process.pid, flush=True)
+        llm = test.AsyncEngine(test.EngineProcess(test.start(draft=None, loaded=test.{loaded})))
+        print(llm._host._process.pid, flush=True)
         time.sleep(60)
     """
     root = Path(__file__).parents[3]

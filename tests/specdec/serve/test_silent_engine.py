@@ -16,8 +16,9 @@ import pytest
 from specdec import AsyncLLM, SamplingParams
 from specdec.kernels import COMPILING, NO_GPU
 from specdec.serve import async_engine
+from specdec.serve.async_engine import AsyncEngine
+from specdec.serve.engine_process import EngineProcess
 from specdec.serve.engine_thread import EngineSilentError
-from specdec.serve.process_llm import ProcessLLM
 from tests.specdec.serve.test_engine_process import start
 
 ROOT = Path(__file__).parents[3]
@@ -162,9 +163,9 @@ def test_an_answer_has_a_limit_of_time_even_if_the_engine_goes_on(llm, monkeypat
 @pytest.mark.slow
 def test_a_stopped_process_is_silent_until_it_goes_on(monkeypatch):
     monkeypatch.setattr(async_engine, "SILENT_SECONDS", 3.0)
-    with ProcessLLM(start(draft=None)) as llm:
+    with AsyncEngine(EngineProcess(start(draft=None))) as llm:
         asyncio.run(write(llm))
-        pid = llm._process._process.pid
+        pid = llm._host._process.pid
         os.kill(pid, signal.SIGSTOP)
         try:
             began = time.monotonic()

@@ -137,8 +137,9 @@ class MessageReader:
         return merged(kept)
 
     def _is_kept(self, event: Event) -> bool:
-        is_call = isinstance(event, Call | Arguments)
-        return not is_call or self._most is None or event.index < self._most
+        if self._most is None or isinstance(event, Content | Reasoning):
+            return True
+        return event.index < self._most
 
 
 def _read_reasoning(is_open: bool, source: Source) -> Reading[None]:

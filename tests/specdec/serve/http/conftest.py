@@ -14,11 +14,10 @@ from openai import DefaultHttpxClient, OpenAI
 
 from specdec import AsyncLLM
 from specdec.serve.async_engine import AsyncEngine
-from specdec.serve.engine_process import EngineStart
+from specdec.serve.engine_process import EngineProcess, EngineStart
 from specdec.serve.http.address import listen
 from specdec.serve.http.options import ServerOptions
 from specdec.serve.http.server import Server
-from specdec.serve.process_llm import ProcessLLM
 from tests.specdec.serve.http.described import Described
 
 DRAFT = {"model": "demo", "num_speculative_tokens": 3}
@@ -117,7 +116,7 @@ def serving(
     sizes = {**SIZES, **(sizes or {})}
     start = partial(EngineStart, set_up=str, loaded=str)  # nothing, and nothing
     with (
-        ProcessLLM(start(model=model, speculative_config=DRAFT, options=sizes))
+        AsyncEngine(EngineProcess(start(model=model, speculative_config=DRAFT, options=sizes)))
         if is_apart
         else AsyncLLM(model, DRAFT, **sizes)
     ) as engine:

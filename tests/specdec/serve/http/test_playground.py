@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from specdec import SpeculativeConfig
-from specdec.serve.engine_facts import draft_name
+from specdec.serve.engine_thread import draft_name
 from specdec.serve.http.options import ServerOptions
 from specdec.serve.http.playground import FOLDER, PAGE_PATHS
 from specdec.serve.http.prompts import Prompts

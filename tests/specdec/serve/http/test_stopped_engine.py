@@ -26,7 +26,7 @@ def test_a_stopped_engine_is_a_503_within_seconds_and_a_200_once_it_goes_on(serv
         assert live.completion("def f(", max_tokens=2)["choices"]
         time.sleep(SILENT_SECONDS + 3)
         assert live.get("/health").status_code == 200  # idle
-        pid = live.llm._process._process.pid
+        pid = live.llm._host._process.pid
         os.kill(pid, signal.SIGSTOP)
         try:
             began = time.monotonic()
@@ -52,7 +52,7 @@ def test_a_stopped_engine_is_a_503_within_seconds_and_a_200_once_it_goes_on(serv
 @pytest.mark.slow
 def test_stopped_for_a_moment_an_engine_loses_no_request(serve):
     with serve(is_apart=True) as live:
-        pid = live.llm._process._process.pid
+        pid = live.llm._host._process.pid
         os.kill(pid, signal.SIGSTOP)
         try:
             with pytest.raises(httpx2.TimeoutException):

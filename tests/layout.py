@@ -42,7 +42,7 @@ ENGINE = (*FEEDBACK, "specdec.guided", "specdec.feedback", "specdec.engine", "we
 LLM = (*ENGINE, *DESCRIBED, "specdec.from_vllm", "specdec.start", "specdec.options", "specdec.llm")
 
 # an answer's text is read without a server, and the command line knows the formats' names
-READING_NAMES = "tool_use events grammar json_calls xml_calls answer_reading formats"
+READING_NAMES = "tool_use events grammar json_calls xml_calls answer_reading"
 READING_FILES = tuple(f"specdec.serve.http.agents.{name}" for name in READING_NAMES.split())
 READING = Row(
     (

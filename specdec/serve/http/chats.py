@@ -15,11 +15,11 @@ from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.http.agents.answer_reading import (
     END_THINK,
     THINK,
+    AnswerFormat,
     AnswerReading,
+    answer_format,
     answer_grammar,
 )
-from specdec.serve.http.agents.formats import AnswerFormat, answer_format
-from specdec.serve.http.agents.grammar import special_tokens
 from specdec.serve.http.agents.tool_use import (
     Schema,
     ToolUse,
@@ -61,7 +61,7 @@ class Chats:
         self._options = options
         self._defaults = defaults
         tokens: list[str] = prompts.tokenizer.backend.all_special_tokens
-        self._special = special_tokens(tokens)
+        self._special = frozenset(tokens)
 
     async def turn(self, body: Body) -> ChatTurn:
         """Read known fields of /v1/chat/completions; ApiError names one that is wrong."""

@@ -49,8 +49,3 @@ class Lark:
     def grammar(self, start: str) -> str:
         """Return all rules."""
         return "\n".join([f"start: {start}", *self._rules])
-
-
-def special_tokens(tokens: Collection[str]) -> frozenset[str]:
-    """Choose those that Lark can name: in angle brackets."""
-    return frozenset(each for each in tokens if each.startswith("<") and each.endswith(">"))

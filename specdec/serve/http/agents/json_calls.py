@@ -162,14 +162,11 @@ def _pass_on(source: Source, index: int, name: str) -> Reading[bool]:
     """Pass on a call whose arguments come now, as they come; False if there are none."""
     is_begun = False
     for piece in _arguments(source):
-        if piece is None:
-            yield None
-            continue
-        if not is_begun:
+        if piece is not None and not is_begun:
+            is_begun = True
             source.release()
             yield Call(index, name)
-            is_begun = True
-        yield Arguments(index, piece)
+        yield None if piece is None else Arguments(index, piece)
     return is_begun
 
 
@@ -217,42 +214,39 @@ def _arguments(source: Source) -> Pieces:
 def _value(source: Source) -> Pieces:
     """Yield a value as it is written. Its brackets are counted and nothing else is checked."""
     first = yield from source.peek()
-    end_of = _Brackets().end_of if first and first in '"{[' else _end_of_word
+    if first and first in '"{[':
+        yield from _bracketed(source)
+        return
     while True:
-        end, is_complete = end_of(source.text, source.at)
+        found = END_OF_WORD.search(source.text, source.at)
+        end = len(source.text) if found is None else found.start()
         if end > source.at:
             yield source.text[source.at : end]
             source.at = end
-        if is_complete or source.is_over:
+        if found is not None or source.is_over:
             return
         yield None
 
 
-def _end_of_word(text: str, start: int) -> tuple[int, bool]:
-    found = END_OF_WORD.search(text, start)
-    return (len(text), False) if found is None else (found.start(), True)
-
-
-class _Brackets:
-    """Finds the end of a string, an object or a list, of which more text comes with each call."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._is_string = False
-        self._is_escaped = False
-
-    def end_of(self, text: str, start: int) -> tuple[int, bool]:
-        """Return the end, or how far the text goes; and whether it is the end."""
-        for end in range(start, len(text)):
-            char = text[end]
-            if self._is_escaped:
-                self._is_escaped = False
+def _bracketed(source: Source) -> Pieces:
+    """Yield a string, an object or a list."""
+    depth, is_string, is_escaped = 0, False, False
+    while True:
+        start, is_complete = source.at, False
+        while source.at < len(source.text) and not is_complete:
+            char = source.text[source.at]
+            source.at += 1
+            if is_escaped:
+                is_escaped = False
             elif char == '"':
-                self._is_string = not self._is_string
-            elif self._is_string:
-                self._is_escaped = char == "\\"
+                is_string = not is_string
+            elif is_string:
+                is_escaped = char == "\\"
             else:
-                self._depth += (char in "{[") - (char in "}]")
-            if self._depth == 0 and not self._is_string:
-                return end + 1, True
-        return len(text), False
+                depth += (char in "{[") - (char in "}]")
+            is_complete = depth == 0 and not is_string
+        if source.at > start:
+            yield source.text[start : source.at]
+        if is_complete or source.is_over:
+            return
+        yield None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.serve.http.agents.formats import (
+from specdec.serve.http.agents.answer_reading import (
     REASONING_PARSERS,
     TOOL_CALL_PARSERS,
     answer_format,

@@ -11,9 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.requests.tokenizer import Detokenizer, Tokenizer
-from specdec.serve.http.agents.answer_reading import AnswerReading, Message, WholeCall
+from specdec.serve.http.agents.answer_reading import (
+    CALL_FORMATS,
+    AnswerReading,
+    Message,
+    WholeCall,
+)
 from specdec.serve.http.agents.events import Arguments, Call
-from specdec.serve.http.agents.formats import CALL_FORMATS
 from specdec.serve.http.agents.tool_use import Tool, ToolUse
 from weights.demo import demo_directory
 

@@ -250,8 +250,8 @@ class EngineThread:
     def _add(self, new: NewRequest, listener: Listener) -> None:
         assert new.request_id is not None
         if new.request_id in self._running:
-            given = f"request_id {new.request_id!r}"
-            raise ValueError(f"{given} is already running: give each request an id of its own")
+            words = "is already running: give each request an id of its own"
+            raise ValueError(f"request_id {new.request_id!r} {words}")
         [request] = self._engine.add_requests([new])
         self._running[new.request_id] = Pieces(request), listener
 
@@ -268,8 +268,7 @@ class EngineThread:
             output = pieces.output()
             if output.finished:
                 del self._running[name]
-            is_delivered = listener(output)
-            if not is_delivered and not output.finished:
+            if not listener(output) and not output.finished:
                 logger.info("request %s: its event loop is closed, so it is aborted", name)
                 self._deliver(self._engine.abort(name))
         self._delivered()

@@ -49,7 +49,14 @@ class Turns:
         self._call_if_free()
 
     def _call_if_free(self) -> None:
-        while self._calls and self._take_if_free():
+        # a thread that holds the mutex begins or ends a turn, and runs the calls afterwards
+        while self._calls and self._mutex.acquire(blocking=False):
+            try:
+                if self._line:
+                    return
+                self._line.append(threading.Lock())
+            finally:
+                self._mutex.release()
             try:
                 self._call()
             finally:
@@ -58,18 +65,6 @@ class Turns:
     def _call(self) -> None:
         while self._calls:
             self._calls.popleft()()
-
-    def _take_if_free(self) -> bool:
-        # a thread that holds the mutex begins or ends a turn, and runs the calls afterwards
-        if not self._mutex.acquire(blocking=False):
-            return False
-        try:
-            if self._line:
-                return False
-            self._line.append(threading.Lock())
-            return True
-        finally:
-            self._mutex.release()
 
     def _leave(self, gate: threading.Lock) -> None:
         with self._mutex:

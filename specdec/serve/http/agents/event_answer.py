@@ -149,14 +149,11 @@ class EventAnswer(Generation):
         written = [each for event in events for each in self._script.write(event)]
         reason = finish_reason(piece.finish_reason, self._reader.num_calls > 0)
         if reason is not None:
-            counts = self._counts(await self._num_reasoning())
-            written += self._script.end(reason, piece.stop_reason, counts)
+            # encoded again, since nothing tells which tokens of the output the text came from
+            encode = self._services.tokenizer.encode_word
+            tokens = await asyncio.to_thread(encode, self._reasoning) if self._reasoning else []
+            written += self._script.end(reason, piece.stop_reason, self._counts(len(tokens)))
         return written
-
-    async def _num_reasoning(self) -> int:
-        """Count tokens of the text, since nothing tells which tokens of the output it came from."""
-        encode = self._services.tokenizer.encode_word
-        return len(await asyncio.to_thread(encode, self._reasoning)) if self._reasoning else 0
 
     def _counts(self, num_reasoning: int = 0) -> Counts:
         output = self._so_far[0]

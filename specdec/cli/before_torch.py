@@ -24,8 +24,8 @@ from specdec.config import EngineConfig
 from specdec.options import EngineOptions
 from specdec.requests.chat_format import ChatFormat
 from specdec.requests.chat_template import check_template
-from specdec.serve.http.options import ServerOptions, is_api_key
 from specdec.serve.http.agents.answer_reading import REASONING_PARSERS, TOOL_CALL_PARSERS
+from specdec.serve.http.options import ServerOptions, is_api_key
 from specdec.speculative_config import SpeculativeConfig
 from specdec.start.locate import DEMO_PARTS, local_directory, locate
 from weights.demo import demo_directory

@@ -17,7 +17,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -41,8 +41,7 @@ LENGTH_BYTES = 8
 def main() -> None:
     """Answer requests until there are no more."""
     _limit()
-    requests = sys.stdin.buffer
-    answers = sys.stdout.buffer
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
     while len(header := requests.read(LENGTH_BYTES)) == LENGTH_BYTES:
         request = requests.read(int.from_bytes(header))
         signal.setitimer(signal.ITIMER_REAL, SECONDS)
@@ -73,29 +72,20 @@ def answer(request: bytes) -> bytes:
         return REFUSED + words.encode("utf-8", "backslashreplace")
 
 
-def render(
-    template: str, variables: dict[str, object] | None, content_format: str = "auto"
-) -> bytes:
+def render(template: str, variables: dict[str, Any] | None, content_format: str = "auto") -> bytes:
     """Render the text of a template; ValueError for more than TEXT_BYTES of it."""
     compiled = _compiled(template)
     if variables is None:
         return b""
-    messages = variables.get("messages")
-    if not isinstance(messages, list):
-        return _written(compiled, variables)
     if content_format == "auto" and "text" not in template:  # the key of a part's text
         content_format = "string"
     try:
-        return _with_contents(compiled, variables, _with_calls(messages, False), content_format)
-    except MemoryError:
-        raise
+        return _with_contents(compiled, variables, content_format, False)
     except Exception as error:  # some templates join arguments as text, which an object is not
-        if not any(each.get("tool_calls") for each in messages):
-            raise
         try:
-            return _with_contents(compiled, variables, _with_calls(messages, True), content_format)
-        except Exception as other:
-            raise (other if isinstance(other, MemoryError) else error) from other
+            return _with_contents(compiled, variables, content_format, True)
+        except Exception:
+            raise error from None
 
 
 def _written(compiled: Template, variables: dict[str, object]) -> bytes:
@@ -108,30 +98,32 @@ def _written(compiled: Template, variables: dict[str, object]) -> bytes:
 
 
 def _with_contents(
-    compiled: Template,
-    variables: dict[str, object],
-    messages: list[dict[str, object]],
-    content_format: str,
+    compiled: Template, variables: dict[str, Any], content_format: str, calls_are_texts: bool
 ) -> bytes:
     """Render with each content in the first of its forms that the template can read."""
+    messages = variables.get("messages", [])
     forms = [_forms(each["content"], content_format) for each in messages]
-    given = [each | {"content": next(form)} for each, form in zip(messages, forms, strict=True)]
+    given = [
+        _with_calls(each, calls_are_texts) | {"content": next(form)}
+        for each, form in zip(messages, forms, strict=True)
+    ]
     while True:
-        error = None
         try:
             text = _written(compiled, variables | {"messages": list(given)})
-        except MemoryError:
-            raise
-        except Exception as found:
-            error = found
-        wrong = [index for index, each in enumerate(given) if _is_misread(each["content"])]
-        for index in wrong:
-            given[index] = given[index] | {"content": next(forms[index])}
-        if wrong:
-            continue
-        if error is not None:
-            raise error
-        return text
+        except Exception:
+            if not _change_misread(given, forms):
+                raise
+        else:
+            if not _change_misread(given, forms):
+                return text
+
+
+def _change_misread(given: list[dict[str, object]], forms: list[Iterator[object]]) -> bool:
+    """Give each content that was misread its next form; return whether any was."""
+    wrong = [i for i, each in enumerate(given) if getattr(each["content"], "_is_misread", False)]
+    for i in wrong:
+        given[i] = given[i] | {"content": next(forms[i])}
+    return bool(wrong)
 
 
 def _forms(content: Any, content_format: str) -> Iterator[object]:
@@ -141,67 +133,37 @@ def _forms(content: Any, content_format: str) -> Iterator[object]:
     if content is None:
         yield Null()
         return
-    texts = [content] if isinstance(content, str) else list(map(_text_of, content))
-    joined = content if isinstance(content, str) else "\n".join(texts)
+    is_text = isinstance(content, str)
+    parts = [content] if is_text else content
+    texts = [part["text"] if isinstance(part, dict) else part for part in parts]
+    joined = "\n".join(texts)
     if content_format == "auto":
-        if not isinstance(content, str):
+        if not is_text:
             yield Parts(texts)
-        yield Text(joined) if isinstance(content, str) else JoinedText(joined)
+        yield Text(joined)
         yield Parts([joined])
-        content_format = "string" if isinstance(content, str) else "openai"
+        content_format = "string" if is_text else "openai"
     if content_format == "string":
         yield joined
     else:
         yield [{"type": "text", "text": text} for text in texts]
 
 
-def _is_misread(content: object) -> bool:
-    return isinstance(content, Text | Parts) and content._is_misread
-
-
-def _text_of(part: object) -> str:
-    return str(part["text"]) if isinstance(part, dict) else str(part)
-
-
 class Text(str):
-    """A content that notes whether a template takes its characters for parts."""
+    """A content that notes whether a template takes its characters for parts.
 
-    _joins_parts = False  # if so, a template that goes through it at all takes them for parts
+    One that takes them for characters does not read parts, and gets a plain text in the end.
+    """
+
     _is_misread = False
 
     def __iter__(self) -> Iterator[str]:
-        for each in str.__iter__(self):
-            self._is_misread |= self._joins_parts
-            yield Character(each, self)
+        self._is_misread = True  # by the first step: `is iterable` takes none
+        yield from str.__iter__(self)
 
     def __getitem__(self, place: Any) -> str:
-        found = str.__getitem__(self, place)
-        return found if isinstance(place, slice) else Character(found, self)
-
-
-class JoinedText(Text):
-    """The text of a list of parts."""
-
-    _joins_parts = True
-
-
-class Character(str):
-    """A character of a text. It has neither keys nor names of its own: parts have."""
-
-    _of: Text
-
-    def __new__(cls, text: str, of: Text) -> "Character":
-        self = str.__new__(cls, text)
-        self._of = of
-        return self
-
-    def __getitem__(self, place: Any) -> str:
-        self._of._is_misread |= isinstance(place, str)
+        self._is_misread |= not isinstance(place, slice)
         return str.__getitem__(self, place)
-
-    def __getattr__(self, name: str) -> object:
-        self._of._is_misread |= not name.startswith("_")
-        raise AttributeError(name)
 
 
 class Parts(list[dict[str, str]]):
@@ -214,14 +176,13 @@ class Parts(list[dict[str, str]]):
     def __init__(self, texts: list[str]) -> None:
         super().__init__(map(Part, texts))
         self._text = "\n".join(texts)
-        self._is_whole = False
 
     @property
     def _is_misread(self) -> bool:
-        return self._is_whole or any(each._is_whole or not each._is_read for each in self)  # type: ignore[attr-defined]
+        return any(each._uses != {"text"} for each in self)  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
-        self._is_whole = True
+        list(map(repr, self))  # which notes it
         return self._text
 
     def __add__(self, other: Any) -> Any:
@@ -237,63 +198,40 @@ class Parts(list[dict[str, str]]):
 
 
 class Part(dict[str, str]):
-    """A part of a content that notes how it is read."""
+    """A part of a content that notes whether its text is read, or all of it."""
 
     def __init__(self, text: str) -> None:
         super().__init__(type="text", text=text)
-        self._is_read = self._is_whole = False
+        self._uses: set[str] = set()
 
     def __getitem__(self, key: str) -> str:
-        self._is_read |= key == "text"
+        self._uses |= {key} & {"text"}
         return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        self._is_read |= key == "text"
-        return super().get(key, default)
+        return self[key] if key in self else default  # noqa: SIM401  it notes the key
 
     def items(self) -> Any:  # JSON is written from these
-        self._is_whole = True
+        self._uses.add("all")
         return super().items()
 
     def __repr__(self) -> str:
-        self._is_whole = True
-        return super().__repr__()
+        return repr(dict(self.items()))
 
 
-class Null:
+class Null(str):
     """The content of a message that has none: it is `none`, and an empty text where it is written.
 
     Some templates write calls only where the content is none; others join any content.
     """
 
-    def __str__(self) -> str:
-        return ""
-
-    def __bool__(self) -> bool:
-        return False
-
     def __eq__(self, other: object) -> bool:
         return other is None or isinstance(other, Null)
 
-    def __hash__(self) -> int:
-        return hash(None)
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
-
-    def __add__(self, other: Any) -> Any:
-        return "" + other
-
-    def __radd__(self, other: Any) -> Any:
-        return other + ""
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr("", name)
+    __hash__ = str.__hash__
 
 
 class Arguments(dict[str, object]):
@@ -307,46 +245,40 @@ class Arguments(dict[str, object]):
         return self._text
 
 
-def _with_calls(messages: list[dict[str, Any]], are_texts: bool) -> list[dict[str, Any]]:
-    """Give messages' calls their arguments as objects, or as JSON texts."""
-    return [
-        each | {"tool_calls": [_with_arguments(call, are_texts) for call in calls]}
-        if (calls := each.get("tool_calls"))
-        else each
-        for each in messages
-    ]
+def _with_calls(message: dict[str, Any], are_texts: bool) -> dict[str, Any]:
+    """Give a message's calls their arguments as objects, or as JSON texts.
+
+    OpenAI's clients send a text, Python callers may give an object: the other form is made here.
+    """
+    calls = [_with_arguments(call, are_texts) for call in message.get("tool_calls") or ()]
+    return message | {"tool_calls": calls} if calls else message
 
 
 def _with_arguments(call: dict[str, Any], are_texts: bool) -> dict[str, Any]:
-    """Fill in the other form: OpenAI's clients send a text, Python callers may give an object."""
     forms = call["function"].get("arguments")
     if not isinstance(forms, dict):
         return call
-    found = forms["object"]
-    text = _to_json(found) if forms["text"] is None else forms["text"]
-    arguments = text if are_texts else Arguments(found, text)
+    text = _to_json(forms["object"]) if forms["text"] is None else forms["text"]
+    arguments = text if are_texts else Arguments(forms["object"], text)
     return call | {"function": call["function"] | {"arguments": arguments}}
 
 
 @lru_cache(maxsize=4)
 def _compiled(template: str) -> Template:
-    return _environment().from_string(template)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Build the dialect in which chat templates are written, that of transformers."""
+    """Compile the dialect in which chat templates are written, that of transformers."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
-    environment.tests["none"] = _is_none
+    environment.tests["none"] = lambda value: value is None or isinstance(value, Null)
+    environment.tests["string"] = lambda value: type(value) is not Null and isinstance(value, str)
     environment.globals |= {
         "raise_exception": _raise_exception,
-        "strftime_now": _strftime_now,
+        "strftime_now": lambda format: datetime.now().strftime(format),
         "namespace": PublicNamespace,
         "dict": DictMaker(),
     }
-    return environment
+    return environment.from_string(template)
 
 
 class GenerationTag(Extension):
@@ -357,52 +289,35 @@ class GenerationTag(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_write"), [], [], body).set_lineno(line)
-
-    def _write(self, caller: Callable[[], str]) -> str:
-        return caller()
+        return nodes.Scope(body, lineno=line)
 
 
 class PublicNamespace(Namespace):
     """A namespace without names that begin with an underscore."""
 
-    def __init__(*args: object, **kwargs: object) -> None:  # self may be a template's own name
+    def __init__(*args: Any, **kwargs: object) -> None:  # self may be a template's own name
         self, *pairs = args
-        names = dict(*pairs, **kwargs)
-        for name in names:
-            _check_public(name)
-        Namespace.__init__(self, names)
+        Namespace.__init__(self)
+        for name, value in dict(*pairs, **kwargs).items():
+            self[name] = value
 
     def __setitem__(self, name: str, value: object) -> None:
-        _check_public(name)
+        if isinstance(name, str) and name.startswith("_"):
+            raise SecurityError(f"no name in a namespace begins with an underscore: {name!r}")
         super().__setitem__(name, value)
 
 
 class DictMaker:
     """`dict(...)` and `dict.fromkeys(...)`, and nothing else of dict."""
 
-    def __call__(self, *args: object, **kwargs: object) -> object:
+    fromkeys = staticmethod(dict.fromkeys)
+
+    def __call__(self, *args: Any, **kwargs: object) -> object:
         return dict(*args, **kwargs)
-
-    def fromkeys(self, keys: Sequence[object], value: object = None) -> dict[object, object]:
-        return dict.fromkeys(keys, value)
-
-
-def _check_public(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace takes no name that begins with an underscore: {name!r}")
 
 
 def _raise_exception(message: str) -> None:
     raise TemplateError(message)
-
-
-def _is_none(value: object) -> bool:
-    return value is None or isinstance(value, Null)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
 
 
 def _to_json(
@@ -414,18 +329,20 @@ def _to_json(
 ) -> str:
     """Write JSON without the HTML escapes of jinja2's own."""
     return json.dumps(
-        value,
+        _with_null(value),
         ensure_ascii=ensure_ascii,
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
-        default=_null,
     )
 
 
-def _null(value: object) -> None:
-    if not isinstance(value, Null):
-        raise TypeError(f"{type(value).__name__} is no JSON")
+def _with_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_null(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_null(each) for each in value]
+    return None if isinstance(value, Null) else value
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
 """Guides for requests. llguidance is imported for the first request that asks for one."""
 
+import ctypes
 import logging
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
 
-from specdec.guided.heap import give_back, heap_bytes
 from specdec.guided.mask_threads import check_few_left
-from specdec.requests.guide import Compiler, Guide
-from specdec.requests.structured_outputs import GrammarsBusyError, StructuredOutputsParams
+from specdec.requests.structured_outputs import GrammarsBusyError, Guide, StructuredOutputsParams
 from specdec.requests.tokenizer import Tokenizer
 
 logger = logging.getLogger("specdec")
@@ -17,16 +19,25 @@ logger = logging.getLogger("specdec")
 NUM_KEPT = 64  # compiled grammars
 KEPT_BYTES = 1 << 28  # of the kept grammars: most have about a MiB
 MOST_BYTES = 1 << 30  # of the grammars of all requests, from which on servers take no new ones
-FEW = 8  # grammars that are taken nevertheless: the heap may have grown by something else
+FEW = 8  # grammars that are taken nevertheless: memory may have grown by something else
 INSTALL = 'pip install "specdec[guided]"'
+STATM = Path("/proc/self/statm")
+
+
+class Compiler(Protocol):
+    """What Guides needs of grammars.py, which is imported late."""
+
+    def compile(self, kind: str, text: str) -> Guide: ...
+
+    @property
+    def num_alive(self) -> int: ...
 
 
 class Guides:
     """Compiles grammars over a tokenizer, and keeps the latest. Any thread may call it.
 
     No library says how large they are, or become with the texts that they allow. So all growth of
-    the heap since the kept ones were dropped counts as theirs; at KEPT_BYTES all of them are
-    dropped
+    memory since the kept ones were dropped counts as theirs; at KEPT_BYTES all of them are dropped
     again. Requests go on with what they have.
 
     vocab_size: the target's, maybe padded. eos_token_ids: what may follow a text that is complete.
@@ -39,7 +50,7 @@ class Guides:
         self._lock = threading.Lock()
         self._compiled: OrderedDict[tuple[str, str], Guide] = OrderedDict()
         self._compiler: Compiler | None = None
-        self._first_bytes = self._least_bytes = 0  # of the heap, at the start and since a drop
+        self._first_bytes = self._least_bytes = 0  # of memory, at the start and since a drop
 
     def compile(self, params: StructuredOutputsParams) -> Guide:
         """Make a guide before the first token; ValueError with the compiler's message."""
@@ -48,7 +59,7 @@ class Guides:
             found = self._compiled.get(source)
             if self._compiler is None:
                 self._compiler = self._new_compiler()
-                self._first_bytes = self._least_bytes = heap_bytes()
+                self._first_bytes = self._least_bytes = resident_bytes()
         if found is None:  # without the lock, which may hold up an engine's steps
             found = self._compiler.compile(*source)
         if found.error:  # another request has shown it
@@ -58,7 +69,10 @@ class Guides:
             self._compiled.move_to_end(source)
             if len(self._compiled) > NUM_KEPT:
                 self._compiled.popitem(last=False)
-            self._drop_many_bytes()
+            now = resident_bytes()
+            self._least_bytes = min(self._least_bytes, now)
+            if now - self._least_bytes > KEPT_BYTES:
+                self._drop_all()
             return found.copy()
 
     def check(self, params: StructuredOutputsParams) -> None:
@@ -68,36 +82,28 @@ class Guides:
         still computed, or the grammars of requests have too many bytes.
         """
         with self._lock:
-            is_known = params.source() in self._compiled
-        if not is_known:
-            check_few_left()
-            self._check_bytes()
+            if params.source() not in self._compiled:
+                check_few_left()
+                self._check_bytes()
         self.compile(params)
 
     def _check_bytes(self) -> None:
-        with self._lock:
-            if self._compiler is None or heap_bytes() - self._first_bytes <= MOST_BYTES:
-                return
-            self._drop_all()
-            grown = self._least_bytes - self._first_bytes
-            count = self._compiler.num_alive
+        if self._compiler is None or resident_bytes() - self._first_bytes <= MOST_BYTES:
+            return
+        self._drop_all()
+        grown = self._least_bytes - self._first_bytes
+        count = self._compiler.num_alive
         if grown > MOST_BYTES and count > FEW:
             raise GrammarsBusyError(
                 f"{count} grammars of requests have up to {grown >> 20} MiB, with more than "
                 f"{MOST_BYTES >> 20} no new one is taken: try again later"
             )
 
-    def _drop_many_bytes(self) -> None:
-        now = heap_bytes()
-        self._least_bytes = min(self._least_bytes, now)
-        if now - self._least_bytes > KEPT_BYTES:
-            self._drop_all()
-
     def _drop_all(self) -> None:
         self._compiled.clear()
         give_back()
-        self._least_bytes = heap_bytes()
-        logger.debug("compiled grammars are dropped, since the heap has grown")
+        self._least_bytes = resident_bytes()
+        logger.debug("compiled grammars are dropped, since memory has grown")
 
     def _new_compiler(self) -> Compiler:
         if find_spec("llguidance") is None:
@@ -105,3 +111,15 @@ class Guides:
         from specdec.guided.grammars import Grammars
 
         return Grammars(self._tokenizer, self._vocab_size, self._eos_token_ids)
+
+
+def resident_bytes() -> int:
+    """Count the bytes of memory that this process has."""
+    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def give_back() -> None:
+    """Return free memory to the system, which the C library may have kept."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

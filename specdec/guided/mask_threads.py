@@ -6,12 +6,11 @@ its thread is left alone, at the lowest priority, and another one goes on with t
 while many such threads run, servers take no grammar that is new to them (guides.py). Only the
 thread's own processor time counts, so that a busy machine ends no request.
 
-A step has as many threads as the latest walks of its guides call for, mostly two where one would
-do: on a busy machine a thread may wait milliseconds for a processor when it is woken, and then the
-other one takes all walks. More threads would hold each other up, with the interpreter's lock or
-with a walk that one has begun when it loses its processor. The longest walks begin first, and
-further threads join if the step is not over in time. Guides that share a lock take turns on one
-thread: a second one would wait for the lock, and its processor time would not say for how long.
+A step has as many threads as the latest walks of its guides call for, at least two, since one may
+wait milliseconds for a processor when it is woken; more would hold each other up. The longest walks
+begin first, and further threads join if the step is not over in time. Guides that share a lock take
+turns on one thread: a second one would wait for the lock, and its processor time would not say for
+how long.
 """
 
 import math
@@ -20,12 +19,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import NamedTuple
 
-from specdec.requests.guide import Walker
-from specdec.requests.structured_outputs import GrammarsBusyError
+from specdec.requests.structured_outputs import GrammarsBusyError, Guide
 
 LEAST_THREADS, MOST_THREADS = 2, 8
 SHARE_SECONDS = 0.0005  # of a processor, for a thread of a step
@@ -35,7 +35,13 @@ LOOK_SECONDS = 0.01  # between two looks at that time
 MOST_LEFT = 16  # threads of the process that were left alone, from which on servers refuse grammars
 TOO_LONG = f"a mask of its grammar takes more than {1000 * SECONDS:.0f} ms"
 
-Walk = tuple[Walker, Sequence[int]]  # and the drafts that it follows
+
+class Walk(NamedTuple):
+    """The masks of a guide that a step needs: after the first drafts and each one further."""
+
+    guide: Guide
+    drafts: Sequence[int]
+    first: int = 0
 
 
 _left_alone: list[threading.Thread] = []
@@ -59,29 +65,18 @@ def most_threads() -> int:
     return min(len(os.sched_getaffinity(0)), MOST_THREADS)
 
 
+@dataclass(slots=True, eq=False)
 class Job:
-    """Walks of a step that one thread takes one after another. places: of walks left to do."""
+    """Walks of a step that one thread takes one after another.
 
-    def __init__(self, step: "Step", places: Iterable[int]) -> None:
-        self.places = deque(places)
-        self.is_abandoned = False
-        self.thread: threading.Thread | None = None
-        self.began = 0.0  # the thread's time when it took up the current walk
-        self.expected_seconds = sum(step.walks[place][0].walk_seconds for place in self.places)
-        self._step = step
+    places: of walks left to do. began: the thread's time when it took up the current walk.
+    """
 
-    def run(self) -> None:
-        """Run in the thread."""
-        self.began = time.thread_time()
-        self.thread = threading.current_thread()
-        while self.places and not self.is_abandoned:
-            guide, drafts = self._step.walks[self.places[0]]
-            try:
-                masks = guide.masks(drafts)
-            except BaseException as error:
-                self._step.fail(self, error)
-                return
-            self._step.take(self, masks)
+    places: deque[int]
+    expected_seconds: float = 0.0
+    is_abandoned: bool = False
+    thread: threading.Thread | None = None
+    began: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -100,12 +95,13 @@ class Step:
         self.error: BaseException | None = None
         self.num_threads = 0  # that were asked to take part
         self.is_over = threading.Event()
-        places: dict[int, list[int]] = {}
-        for place, (guide, _) in enumerate(walks):
-            places.setdefault(id(guide.lock), []).append(place)
-        jobs = (Job(self, taken) for taken in places.values())
+        jobs: dict[int, Job] = {}
+        for place, walk in enumerate(walks):
+            job = jobs.setdefault(id(walk.guide.lock), Job(deque()))
+            job.places.append(place)
+            job.expected_seconds += walk.guide.walk_seconds
         # jobs that have not ended
-        self.jobs = sorted(jobs, key=lambda job: job.expected_seconds, reverse=True)
+        self.jobs = sorted(jobs.values(), key=lambda job: job.expected_seconds, reverse=True)
         self.waiting = deque(self.jobs)
         self._lock = threading.Lock()
 
@@ -117,31 +113,35 @@ class Step:
 
     def run(self) -> bool:
         """Run waiting jobs in turn, in a thread; return whether the thread may go on."""
-        while self.waiting:
+        while True:
             try:
                 job = self.waiting.popleft()
-            except IndexError:  # another thread took the last one
-                break
-            job.run()
+            except IndexError:
+                return True
+            self._run_job(job)
             if job.is_abandoned:
                 return False
-        return True
 
-    def take(self, job: Job, masks: list[bytes]) -> None:
-        """Take the masks of the job's current walk."""
-        with self._lock:
-            if not job.is_abandoned:
+    def _run_job(self, job: Job) -> None:
+        job.began = time.thread_time()
+        job.thread = threading.current_thread()
+        while job.places and not job.is_abandoned:
+            guide, drafts, first = self.walks[job.places[0]]
+            masks: list[bytes] = []
+            error = None
+            try:
+                masks = guide.masks(drafts, first)
+            except BaseException as found:  # for the caller to raise
+                error = found
+            with self._lock:
+                if job.is_abandoned:  # what comes later does not count
+                    return
+                self.error = self.error or error
                 self.found[job.places.popleft()] = masks
                 job.began = time.thread_time()
-                if not job.places:
+                if error is not None or not job.places:
                     self._remove(job)
-
-    def fail(self, job: Job, error: BaseException) -> None:
-        """Keep an error of a thread, for the caller to raise."""
-        with self._lock:
-            if not job.is_abandoned:
-                self.error = error
-                self._remove(job)
+                    return
 
     def abandon_slow(self) -> list[Job]:
         """Leave alone jobs whose current walk takes too long; their later results do not count."""
@@ -154,12 +154,12 @@ class Step:
     def give_up(self, job: Job) -> None:
         """Give up the guide of an abandoned job's walk; the rest of the job waits for a thread."""
         place, *rest = job.places
-        guide, _ = self.walks[place]
+        guide = self.walks[place].guide
         guide.give_up(TOO_LONG)
         self.found[place] = guide.masks(())
         with self._lock:
             if rest:
-                self.jobs.append(Job(self, rest))
+                self.jobs.append(Job(deque(rest)))
                 self.waiting.append(self.jobs[-1])
             self._remove(job)
 
@@ -173,7 +173,7 @@ class MaskThreads:
     def __init__(self) -> None:
         self._most = most_threads()
         self._threads: list[threading.Thread] = []
-        self._steps = self._new_queue()
+        self._steps = SimpleQueue[Step | None]()
 
     def masks(self, walks: Sequence[Walk]) -> list[list[bytes]]:
         """Return what each guide allows; one that takes too long is given up and allows nothing."""
@@ -191,19 +191,19 @@ class MaskThreads:
             raise step.error
         return step.found
 
-    def _new_queue(self) -> SimpleQueue[Step | None]:
-        steps = SimpleQueue[Step | None]()
-        weakref.finalize(self, steps.put, None)
-        return steps
-
     def _add(self, step: Step, count: int) -> None:
         """Let further threads take part in a step, if it has jobs for them."""
-        if not all(thread.is_alive() for thread in self._threads):  # a fork leaves the threads out
+        # a fork leaves the threads out
+        if not self._threads or not all(thread.is_alive() for thread in self._threads):
             self._threads = []
-            self._steps = self._new_queue()
+            self._steps = SimpleQueue()
+            weakref.finalize(self, self._steps.put, None)
         step.num_threads += count
         while len(self._threads) < min(step.num_threads, len(step.jobs)):
-            self._threads.append(_started(self._steps))
+            queue = (self._steps,)
+            thread = threading.Thread(target=_run, args=queue, name="specdec-masks", daemon=True)
+            thread.start()
+            self._threads.append(thread)
         for _ in range(min(count, len(step.waiting))):
             self._steps.put(step)
 
@@ -216,12 +216,6 @@ class MaskThreads:
         assert native_id is not None, job.thread
         with suppress(ProcessLookupError):  # it has ended meanwhile
             os.setpriority(os.PRIO_PROCESS, native_id, 19)
-
-
-def _started(steps: SimpleQueue[Step | None]) -> threading.Thread:
-    thread = threading.Thread(target=_run, args=(steps,), name="specdec-masks", daemon=True)
-    thread.start()
-    return thread
 
 
 def _run(steps: SimpleQueue[Step | None]) -> None:

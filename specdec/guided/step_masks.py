@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
 from specdec.guided.mask_threads import MaskThreads, Walk
 from specdec.requests.draft_tree import leaf_paths
-from specdec.requests.guide import Guide
 from specdec.requests.request import Request
+from specdec.requests.structured_outputs import Guide
 from specdec.scheduling.work import Work
 from specdec.stepping.results import PendingResult
 from specdec.stepping.step_sizes import RowMasks
@@ -42,47 +41,26 @@ class GuidedSlot:
     num_drafts: int = 0
     drafts: tuple[PendingResult, int] | None = None
 
-    def paths(self) -> list["GuidedPath"]:
-        """Yield paths from the slot's first row to each of its last. Waits for the drafts."""
-        if self.num_drafts == 0:
-            return [GuidedPath(self.guide, (), [self.first_row])]
-        assert self.drafts is not None, "drafts that were never sent"
-        pending, b = self.drafts
-        proposals = pending.read_proposals()
-        tokens, n = proposals.tokens[b], self.num_drafts
-        if proposals.parents is None:
-            rows = range(self.first_row, self.first_row + n + 1)
-            return [GuidedPath(self.guide, tokens[:n], rows)]
-        verified = proposals.parents[b][: self.num_rows - 1]
-        return list(self._branches(tokens, leaf_paths(verified, n)))
-
-    def _branches(self, tokens: Sequence[int], paths: list[list[int]]) -> Iterator["GuidedPath"]:
-        """Yield a tree's paths, rows from its root on, each without masks of those before it."""
-        seen: set[int] = set()
-        for path in paths:
-            drafts = [tokens[row - 1] for row in path[1:]]
-            rows = [self.first_row + row for row in path]
-            yield GuidedPath(self.guide, drafts, rows, len(seen.intersection(path)))
-            seen.update(path)
-
-
-class GuidedPath(NamedTuple):
-    """Drafts to follow, and the decided rows that the masks are for: one more than drafts.
-
-    first: the number of rows, from the root on, that another path finds the masks of.
-    """
-
-    guide: Guide
-    drafts: Sequence[int]
-    rows: Sequence[int]
-    first: int = 0
-
     def walks(self) -> Iterator[tuple[Walk, Sequence[int]]]:
-        """Yield the walks of its parts, each with its rows."""
-        parts = self.guide.parts(self.first, len(self.rows))
-        ends = [*(part.first for part in parts[1:]), len(self.rows)]
-        for part, end in zip(parts, ends, strict=True):
-            yield (part.walker, self.drafts[: end - 1]), self.rows[part.first : end]
+        """Yield walks with their rows, each row once. Waits for the drafts."""
+        tokens: Sequence[int] = ()
+        parents: Sequence[int] = ()
+        if self.num_drafts > 0:
+            assert self.drafts is not None, "drafts that were never sent"
+            pending, b = self.drafts
+            found = pending.read_proposals()
+            tokens = found.tokens[b]
+            chain = range(self.num_drafts)
+            parents = chain if found.parents is None else found.parents[b][: self.num_rows - 1]
+        seen: set[int] = set()
+        for path in leaf_paths(parents, self.num_drafts):
+            drafts = [tokens[row - 1] for row in path[1:]]
+            parts = self.guide.parts(len(seen.intersection(path)), len(path))
+            ends = [*(first for first, _ in parts[1:]), len(path)]
+            for (first, guide), end in zip(parts, ends, strict=True):
+                rows = [self.first_row + row for row in path[first:end]]
+                yield Walk(guide, drafts[: end - 1], first), rows
+            seen.update(path)
 
 
 class StepMasks:
@@ -91,7 +69,7 @@ class StepMasks:
     def __init__(self) -> None:
         self._arriving: dict[Request, tuple[PendingResult, int]] = {}
         self._threads = MaskThreads()
-        self._early = Early()
+        self._pid = -1
 
     def of_step(
         self, work: Work, num_drafts: Callable[[Request], int]
@@ -114,7 +92,12 @@ class StepMasks:
         if not slots:
             return None
         found = partial(row_masks, self._threads, slots)
-        return self._early.begin(found) if work.parts else found
+        if not work.parts:
+            return found
+        if self._pid != os.getpid():  # a fork leaves the thread out
+            self._pid = os.getpid()
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="specdec-early-masks")
+        return self._pool.submit(found).result
 
     def launched(self, work: Work, result: PendingResult) -> None:
         """Keep the step: a guided request verifies in each until it ends, so the latest counts."""
@@ -125,25 +108,9 @@ class StepMasks:
         }
 
 
-class Early:
-    """Runs functions, one at a time, while the caller goes on."""
-
-    def __init__(self) -> None:
-        self._pid = -1  # a fork leaves the thread out
-
-    def begin(self, function: Callable[[], RowMasks]) -> Callable[[], RowMasks]:
-        """Begin a call; return what waits for its result."""
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="specdec-early-masks")
-        return self._pool.submit(function).result
-
-
 def row_masks(threads: MaskThreads, slots: Sequence[GuidedSlot]) -> RowMasks:
     """Compute the masks of the slots' rows, as far as their walks go. Waits for the drafts."""
-    walks, rows = zip(
-        *(each for slot in slots for path in slot.paths() for each in path.walks()), strict=True
-    )
+    walks, rows = zip(*(each for slot in slots for each in slot.walks()), strict=True)
     masks: dict[int, bytes] = {}
     for places, found in zip(rows, threads.masks(walks), strict=True):
         masks |= zip(places, found, strict=False)  # a walk may end early

@@ -9,12 +9,11 @@ from typing import Any, NotRequired, Protocol, TypedDict
 
 from specdec.arguments import as_list, refuse_unknown
 from specdec.requests.finish import FinishRules
-from specdec.requests.guide import Guide, GuideSource
 from specdec.requests.params import NUM_SEEDS, SamplingParams
 from specdec.requests.request import Request
 from specdec.requests.row_start import SamplingStart
 from specdec.requests.stats import RequestStats
-from specdec.requests.structured_outputs import StructuredOutputsParams
+from specdec.requests.structured_outputs import Guide, GuideSource, StructuredOutputsParams
 from specdec.requests.tokenizer import Detokenizer, Tokenizer
 from specdec.sizes import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_STOP_IDS, EngineSizes
 

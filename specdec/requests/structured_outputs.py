@@ -1,8 +1,13 @@
-"""What a request's text must follow: a JSON schema, a regex, choices or a grammar, as in vLLM."""
+"""What a request's text must follow: a JSON schema, a regex, choices or a grammar, as in vLLM.
+
+specdec/guided compiles them, and has the only implementations of the protocols here: so the rest of
+the engine does not depend on its package.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Protocol
 
 from specdec.arguments import is_list, refuse_unknown, refusing_unknown
 
@@ -63,6 +68,61 @@ class StructuredOutputsParams:
             # one terminal: as alternatives of a rule, 2,000 would exceed a limit of the parser
             return "lark", f"start: CHOICE\nCHOICE: {' | '.join(literals)}"
         return "json", ANY_OBJECT if self.json is None else _schema_text(self.json)
+
+
+class Guide(Protocol):
+    """Stands after the tokens that a request has generated."""
+
+    @property
+    def lock(self) -> object:
+        """What some guides share: one of them waits for the other."""
+
+    @property
+    def walk_seconds(self) -> float:
+        """The processor time of its latest walk."""
+
+    def masks(self, drafts: Sequence[int], first: int = 0) -> list[bytes]:
+        """List the tokens that may follow: here, and after each draft up to the first that may not.
+
+        One bit for each id, the lowest bit of a byte first, in whole 32-bit words. first: begin
+        with the mask after so many drafts; no masks if one of these may not follow.
+        """
+
+    def parts(self, first: int, end: int) -> "Sequence[tuple[int, Guide]]":
+        """Split the rows of a walk from `first` up to `end` among threads: the first row of each
+        part, and what finds its masks.
+        """
+
+    def copy(self) -> "Guide":
+        """Copy the guide at its position."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Go on by generated tokens, which its masks have allowed."""
+
+    def give_up(self, reason: str) -> None:
+        """Allow nothing from here on. Another thread may be within `masks`, which goes on there."""
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether `give_up` was called, of it or of another guide of its grammar."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text so far may end here."""
+
+    @property
+    def error(self) -> str:
+        """The limit that its masks have met; empty if none."""
+
+
+class GuideSource(Protocol):
+    """Turns grammars into guides. Any thread may call it."""
+
+    def compile(self, params: StructuredOutputsParams) -> Guide:
+        """Make a guide before the first token; ValueError with the compiler's message."""
+
+    def check(self, params: StructuredOutputsParams) -> None:
+        """Compile it for a server; GrammarsBusyError while it takes no new ones."""
 
 
 def _check(name: str, value: object) -> None:

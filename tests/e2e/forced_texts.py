@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdec import LLM, SamplingParams
-from specdec.requests.guide import Guide, Part
 from specdec.requests.request import Request
+from specdec.requests.structured_outputs import Guide
 from tests.e2e.guided_cases import SCHEMAS
 
 PROMPT = "Question: give one value as JSON.\nAnswer: "
@@ -53,15 +53,15 @@ class ForcedStart:
         if self.after is not None:
             self.after.advance(tokens)
 
-    def masks(self, drafts: Sequence[int]) -> list[bytes]:
+    def masks(self, drafts: Sequence[int], first: int = 0) -> list[bytes]:
         if not self.has_begun:
-            return [(1 << self.first).to_bytes(self.num_bytes, "little")]
+            return [(1 << self.first).to_bytes(self.num_bytes, "little")][first:]
         if self.after is None:
-            return [b"\xff" * self.num_bytes] * (len(drafts) + 1)
-        return self.after.masks(drafts)
+            return [b"\xff" * self.num_bytes] * (len(drafts) + 1 - first)
+        return self.after.masks(drafts, first)
 
-    def parts(self, first: int, end: int) -> list[Part]:
-        return [Part(first, self)]
+    def parts(self, first: int, end: int) -> list[tuple[int, Guide]]:
+        return [(first, self)]
 
     @property
     def is_given_up(self) -> bool:

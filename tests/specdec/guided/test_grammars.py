@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from llguidance import LLParserLimits
 
-from specdec.guided import grammars, guides, mask_threads
-from specdec.guided.grammars import LIMITS, MAX_CHARS, STACK_BYTES, Grammars, LaterRows
+from specdec.guided import grammars, guides
+from specdec.guided.grammars import LIMITS, MAX_CHARS, STACK_BYTES, Grammars
 from specdec.guided.guides import Guides
 from specdec.requests import json_schemas
 from specdec.requests.structured_outputs import StructuredOutputsParams
@@ -190,7 +190,7 @@ def test_texts_of_other_requests_fill_no_lexer(compile_, tokenizer, few_states, 
         text = rng.choices(letters, k=50)
         for place in range(0, len(text), 5):
             drafts = text[place : place + 5]
-            masks = LaterRows(first, other).masks(drafts) if first else other.masks(drafts)
+            masks = other.masks(drafts, first)
             assert len(masks) == 6 - first, (number, place, other.error)
             assert all(allowed(mask) >= set(letters) for mask in masks)
             other.advance(drafts)
@@ -215,8 +215,7 @@ def test_a_full_lexer_stops_no_text_that_goes_on(
             filling.advance([token])
     other.advance(rng.choices(letters, k=50))
     assert other._matcher.is_error()
-    walk = LaterRows(first, other) if first else other
-    assert len(walk.masks(letters * 2)) == 5 - first
+    assert len(other.masks(letters * 2, first)) == 5 - first
     assert not other.error
 
 
@@ -263,11 +262,11 @@ def test_requests_of_one_grammar_walk_at_the_same_time_as_long_as_it_is_quick_to
 def masks_of_parts(guide, drafts, first=0):
     """As of the walk: a part counts if those before it are complete."""
     parts = guide.parts(first, len(drafts) + 1)
-    ends = [*(part.first for part in parts[1:]), len(drafts) + 1]
+    ends = [*(row for row, _ in parts[1:]), len(drafts) + 1]
     found = []
-    for part, end in zip(parts, ends, strict=True):
-        masks = part.walker.masks(drafts[: end - 1])
-        if first + len(found) == part.first:
+    for (row, part), end in zip(parts, ends, strict=True):
+        masks = part.masks(drafts[: end - 1], row)
+        if first + len(found) == row:
             found += masks
         else:
             assert masks == []
@@ -286,7 +285,7 @@ def test_parts_of_a_walk_have_its_masks(compile_, tokenizer, monkeypatch, proces
     assert len(guide.parts(0, 4)) == 1
     monkeypatch.setattr(grammars, "SLOW_SECONDS", -1.0)
     guide.masks([d])
-    assert len({id(part.walker.lock) for part in guide.parts(0, 4)}) == 4
+    assert len({id(part.lock) for _, part in guide.parts(0, 4)}) == 4
     assert [masks_of_parts(guide, drafts) for drafts in walks] == expected
     for first in (1, 2, 3):
         longer = [(drafts, masks[first:]) for drafts, masks in zip(walks, expected, strict=True)]
@@ -295,12 +294,11 @@ def test_parts_of_a_walk_have_its_masks(compile_, tokenizer, monkeypatch, proces
     guide.advance([a, b])
     assert masks_of_parts(guide, [c, d, d]) == guide.masks([c, d, d])
     guide.give_up("it is slow")
-    assert {allowed(part.walker.masks([c])[0]) == set() for part in guide.parts(0, 2)} == {True}
+    assert {allowed(part.masks([c], row)[0]) == set() for row, part in guide.parts(0, 2)} == {True}
 
 
 def test_parts_of_a_walk_meet_its_limit(tokenizer, monkeypatch, processors):
     monkeypatch.setattr(grammars, "REPEAT_SECONDS", 10.0)
-    monkeypatch.setattr(grammars, "REHEARSAL_SECONDS", 0.0)
     rules = "\n".join(f'r{i}: r{i + 1} r{i + 1} | "a"' for i in range(300))
     asked = StructuredOutputsParams(grammar=f'start: r0\n{rules}\nr300: "b"')
     guide = Guides(tokenizer, 4096, [EOS]).compile(asked)
@@ -352,37 +350,8 @@ def test_a_walk_and_those_that_begin_after_it_know_what_it_took(compile_, monkey
     guide.masks(())
     assert guide.walk_seconds == 0.5
     assert (copied.walk_seconds < 0.5, guide.copy().walk_seconds) == (True, 0.5)
-    copied.masks_from(0, ())
+    copied.masks(())
     assert (copied.walk_seconds, guide.walk_seconds) == (0.25, 0.5)
-    assert grammars.LaterRows(1, copied).walk_seconds == 0.25
-
-
-def test_a_rehearsal_tells_slow_grammars_and_refuses_none(
-    compile_, tokenizer, monkeypatch, processors
-):
-    monkeypatch.setattr(grammars, "REPEAT_SECONDS", 10.0)
-    monkeypatch.setattr(grammars, "SLOW_SECONDS", -1.0)
-    guide = compile_(regex="[a-z]{2,9}")
-    assert len(guide.parts(0, 3)) == 3
-    monkeypatch.setattr(grammars, "SLOW_SECONDS", 10.0)
-    assert len(compile_(regex="[a-z]{2,9}1").parts(0, 3)) == 1
-    monkeypatch.setattr(mask_threads, "SECONDS", 1e-6)
-    monkeypatch.setattr(grammars, "REHEARSAL_SECONDS", 10.0)
-    monkeypatch.setattr(grammars, "REHEARSAL_TOKENS", 10**6)
-    given_up, compiled = [], []
-    compile_once = Grammars._compiled
-    monkeypatch.setattr(
-        Grammars, "_compiled", lambda *given: compiled.append(1) or compile_once(*given)
-    )
-    real = grammars.Rehearsal.give_up
-    monkeypatch.setattr(
-        grammars.Rehearsal, "give_up", lambda self, why: given_up.append(why) or real(self, why)
-    )
-    guide = compile_(regex="[a-z]{2,9}2")
-    assert len(given_up) == 1
-    assert len(compiled) == 2  # the lock of the first may be held
-    assert len(allowed(guide.masks(())[0])) > 26
-    assert guide.error == ""
 
 
 def test_compiled_grammars_are_kept_and_the_oldest_is_dropped(tokenizer, monkeypatch):

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from specdec.guided import mask_threads
-from specdec.guided.mask_threads import MaskThreads, Step
+from specdec.guided.mask_threads import MaskThreads, Step, Walk
 from specdec.requests.structured_outputs import GrammarsBusyError
 
 
@@ -27,7 +27,7 @@ class FakeGuide:
         self.stops = stops
         self.lock = self
 
-    def masks(self, drafts):
+    def masks(self, drafts, first=0):
         if self.reason:
             return [b"none"]
         self.thread = threading.current_thread()
@@ -51,7 +51,7 @@ def test_a_walk_without_end_is_given_up_and_the_others_are_not(place):
     guides = [FakeGuide(b"a"), FakeGuide(b"b")]
     guides.insert(place, FakeGuide(b"slow", FOREVER))
     masks = MaskThreads()
-    walks = [(guide, [b"draft"]) for guide in guides]
+    walks = [Walk(guide, [b"draft"]) for guide in guides]
 
     found = masks.masks(walks)
 
@@ -67,24 +67,24 @@ def test_a_walk_without_end_is_given_up_and_the_others_are_not(place):
 
 def test_what_waits_for_a_busy_machine_is_not_given_up():
     guide = FakeGuide(b"a", pause=5 * mask_threads.SECONDS)
-    assert MaskThreads().masks([(guide, [])]) == [[b"a"]]
+    assert MaskThreads().masks([Walk(guide, [])]) == [[b"a"]]
     assert guide.reason == ""
 
 
 def test_several_slow_walks_of_a_step_are_each_given_up():
     guides = [FakeGuide(b"slow", FOREVER), FakeGuide(b"a"), FakeGuide(b"slow", FOREVER)]
-    found = MaskThreads().masks([(guide, []) for guide in guides])
+    found = MaskThreads().masks([Walk(guide, []) for guide in guides])
     assert found == [[b"none"], [b"a"], [b"none"]]
 
 
 def test_a_thread_that_goes_on_has_the_lowest_priority():
     guide = FakeGuide(b"slow", FOREVER, stops=False)
     masks = MaskThreads()
-    masks.masks([(guide, [])])
+    masks.masks([Walk(guide, [])])
     found = os.getpriority(os.PRIO_PROCESS, guide.thread.native_id)
     guide.may_stop.set()
     assert found == 19 > os.getpriority(os.PRIO_PROCESS, 0)
-    assert masks.masks([(FakeGuide(b"a"), [])]) == [[b"a"]]
+    assert masks.masks([Walk(FakeGuide(b"a"), [])]) == [[b"a"]]
 
 
 def test_many_threads_left_alone_are_counted_until_they_end(monkeypatch):
@@ -94,7 +94,7 @@ def test_many_threads_left_alone_are_counted_until_they_end(monkeypatch):
     guides = [FakeGuide(b"slow", FOREVER, stops=False) for _ in range(2)]
     for guide in guides:
         mask_threads.check_few_left()
-        masks.masks([(guide, [])])
+        masks.masks([Walk(guide, [])])
     with pytest.raises(GrammarsBusyError, match="2 masks that take too long"):
         mask_threads.check_few_left()
     guides[0].may_stop.set()
@@ -107,8 +107,8 @@ def test_an_error_in_a_walk_reaches_the_caller_and_the_thread_goes_on():
     masks = MaskThreads()
     broken = FakeGuide(b"a", pause="no number")
     with pytest.raises(TypeError):
-        masks.masks([(broken, [])])
-    assert masks.masks([(FakeGuide(b"b"), [])]) == [[b"b"]]
+        masks.masks([Walk(broken, [])])
+    assert masks.masks([Walk(FakeGuide(b"b"), [])]) == [[b"b"]]
 
 
 class Meeting(FakeGuide):
@@ -118,7 +118,7 @@ class Meeting(FakeGuide):
         super().__init__(b"a")
         self.barrier = barrier
 
-    def masks(self, drafts):
+    def masks(self, drafts, first=0):
         self.barrier.wait(10)
         return super().masks(drafts)
 
@@ -132,7 +132,7 @@ def test_short_walks_are_left_to_two_threads(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     monkeypatch.setattr(mask_threads, "PATIENCE_SECONDS", 10.0)
     guides = [FakeGuide(b"a", pause=0.002) for _ in range(8)]
-    MaskThreads().masks([(guide, []) for guide in guides])
+    MaskThreads().masks([Walk(guide, []) for guide in guides])
     assert len({guide.thread for guide in guides}) <= 2
 
 
@@ -155,7 +155,7 @@ def test_a_step_needs_as_many_threads_as_the_latest_walks_say(latest, expected):
     guides = [FakeGuide(b"a") for _ in latest]
     for guide, seconds in zip(guides, latest, strict=True):
         guide.walk_seconds = seconds
-    assert Step([(guide, []) for guide in guides]).num_threads_needed == expected
+    assert Step([Walk(guide, []) for guide in guides]).num_threads_needed == expected
 
 
 def test_threads_that_a_step_needs_begin_at_once(monkeypatch):
@@ -164,7 +164,7 @@ def test_threads_that_a_step_needs_begin_at_once(monkeypatch):
     guides = meeting(3)
     for guide in guides:
         guide.walk_seconds = 0.5 * MS
-    assert MaskThreads().masks([(guide, []) for guide in guides]) == [[b"a"]] * 3
+    assert MaskThreads().masks([Walk(guide, []) for guide in guides]) == [[b"a"]] * 3
 
 
 def test_the_longest_walks_begin_first(monkeypatch):
@@ -174,9 +174,9 @@ def test_the_longest_walks_begin_first(monkeypatch):
         guide.walk_seconds = seconds * MS
     begun = []
     monkeypatch.setattr(
-        FakeGuide, "masks", lambda self, drafts: begun.append(self.name) or [self.name]
+        FakeGuide, "masks", lambda self, drafts, first: begun.append(self.name) or [self.name]
     )
-    found = MaskThreads().masks([(guide, []) for guide in guides])
+    found = MaskThreads().masks([Walk(guide, []) for guide in guides])
     assert begun == [b"1", b"3", b"0", b"2"]
     assert found == [[b"0"], [b"1"], [b"2"], [b"3"]]
 
@@ -185,9 +185,9 @@ def test_walks_of_a_step_run_at_the_same_time_on_as_many_threads_as_there_are(mo
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
     masks = MaskThreads()
     guides = meeting(3)
-    assert masks.masks([(guide, []) for guide in guides]) == [[b"a"]] * 3
+    assert masks.masks([Walk(guide, []) for guide in guides]) == [[b"a"]] * 3
     others = [FakeGuide(b"a", pause=0.001) for _ in range(9)]
-    masks.masks([(guide, []) for guide in others])
+    masks.masks([Walk(guide, []) for guide in others])
     assert {guide.thread for guide in others} <= {guide.thread for guide in guides}
 
 
@@ -196,7 +196,7 @@ def test_guides_that_share_a_lock_take_turns(monkeypatch):
     lock = threading.Lock()
 
     class Sharing(FakeGuide):
-        def masks(self, drafts):
+        def masks(self, drafts, first=0):
             assert lock.acquire(blocking=False)
             found = super().masks(drafts)
             lock.release()
@@ -205,7 +205,7 @@ def test_guides_that_share_a_lock_take_turns(monkeypatch):
     guides = [Sharing(b"%d" % i, pause=0.002) for i in range(6)]
     for guide in guides:
         guide.lock = lock
-    found = MaskThreads().masks([(guide, []) for guide in guides])
+    found = MaskThreads().masks([Walk(guide, []) for guide in guides])
     assert found == [[b"%d" % i] for i in range(6)]
 
 
@@ -213,7 +213,7 @@ def test_what_shares_a_lock_with_a_walk_without_end_goes_on_after_it():
     guides = [FakeGuide(b"a"), FakeGuide(b"slow", FOREVER), FakeGuide(b"b")]
     for guide in guides:
         guide.lock = guides[0]
-    found = MaskThreads().masks([(guide, []) for guide in guides])
+    found = MaskThreads().masks([Walk(guide, []) for guide in guides])
     assert found == [[b"a"], [b"none"], [b"b"]]
 
 
@@ -221,26 +221,26 @@ def test_walks_that_share_a_lock_are_each_judged_by_their_own_time():
     guides = [FakeGuide(b"%d" % i, 0.6 * mask_threads.SECONDS) for i in range(4)]
     for guide in guides:
         guide.lock = guides[0]
-    found = MaskThreads().masks([(guide, []) for guide in guides])
+    found = MaskThreads().masks([Walk(guide, []) for guide in guides])
     assert [guide.reason for guide in guides] == [""] * 4
     assert found == [[b"%d" % i] for i in range(4)]
 
 
 def test_threads_that_a_fork_has_left_behind_are_replaced(monkeypatch):
     masks = MaskThreads()
-    masks.masks([(FakeGuide(b"a"), [])])
+    masks.masks([Walk(FakeGuide(b"a"), [])])
     [thread] = masks._threads
     monkeypatch.setattr(thread, "is_alive", lambda: False)
     monkeypatch.setattr(masks, "_steps", None)  # what the child has of it is of no use
     guide = FakeGuide(b"b")
-    assert masks.masks([(guide, [])]) == [[b"b"]]
+    assert masks.masks([Walk(guide, [])]) == [[b"b"]]
     assert guide.thread is not thread
 
 
 def test_the_threads_end_with_their_owner(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
     masks = MaskThreads()
-    masks.masks([(guide, []) for guide in meeting(3)])
+    masks.masks([Walk(guide, []) for guide in meeting(3)])
     threads = masks._threads
     gone = weakref.ref(masks)
     del masks

@@ -1,7 +1,6 @@
 """Which rows of a tree get which masks: one for each row, whatever leaves lie under it."""
 
 import threading
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 
 from specdec.guided import step_masks
 from specdec.guided.step_masks import GuidedSlot, StepMasks, row_masks
-from specdec.requests.guide import Part
 from specdec.stepping.results import Proposals
 
 TOKENS, PARENTS = [5, 6, 7, 8], [0, 0, 1, 1]  # leaves: 2, and 3 and 4 under 1
@@ -25,12 +23,9 @@ class FakeGuide:
         self.found = []
 
     def parts(self, first, end):
-        return [
-            Part(row, SimpleNamespace(masks=partial(self.masks_from, row)))
-            for row in range(first, end)[: self.num_parts]
-        ]
+        return [(row, self) for row in range(first, end)[: self.num_parts]]
 
-    def masks_from(self, first, drafts):
+    def masks(self, drafts, first):
         self.is_given_up = self.is_given_up or tuple(drafts) == self.gives_up_at
         if self.is_given_up:
             return [bytes(4)]
@@ -39,7 +34,7 @@ class FakeGuide:
         return [(1 + sum(prefix)).to_bytes(4, "little") for prefix in prefixes]
 
 
-THREADS = SimpleNamespace(masks=lambda walks: [guide.masks(drafts) for guide, drafts in walks])
+THREADS = SimpleNamespace(masks=lambda walks: [guide.masks(*rows) for guide, *rows in walks])
 
 
 def masks_of(guide, num_levels=2, num_rows=5):

@@ -27,8 +27,7 @@ from specdec.requests.metrics import Metric, Totals
 from specdec.requests.output import Logprob
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
-from specdec.requests.row_start import RowStart
-from specdec.requests.sampling_flags import SamplingFlags
+from specdec.requests.row_start import RowStart, SamplingFlags
 from specdec.requests.stats import RoundRecord
 from specdec.runner import Runner
 from specdec.scheduling.block_pool import BlockPool

@@ -12,19 +12,19 @@ from specdec.config import EngineConfig
 from specdec.engine import Engine
 from specdec.from_vllm import ENGINE
 from specdec.options import EngineOptions, with_signature
-from specdec.requests.batch import (
+from specdec.requests.chat_format import ChatFormat, Conversation
+from specdec.requests.intake import (
+    NewRequest,
+    Prompt,
     as_conversations,
     as_params,
     as_priorities,
     as_prompts,
     refuse_lora,
 )
-from specdec.requests.chat_format import ChatFormat, Conversation
-from specdec.requests.generation_config import recommended_params
-from specdec.requests.intake import NewRequest, Prompt
 from specdec.requests.metrics import Metric
 from specdec.requests.output import CompletionOutput, RequestOutput
-from specdec.requests.params import RequestOutputKind, SamplingParams
+from specdec.requests.params import RequestOutputKind, SamplingParams, recommended_params
 from specdec.requests.pieces import Pieces, whole_output
 from specdec.requests.progress import Progress
 from specdec.requests.request import Request

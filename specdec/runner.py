@@ -16,8 +16,7 @@ from specdec.models.build import allocate_kv_cache, build_draft, build_target
 from specdec.models.llama import LlamaModel
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, GraphFamilies
-from specdec.requests.row_start import RowStart
-from specdec.requests.sampling_flags import GREEDY, SamplingFlags
+from specdec.requests.row_start import GREEDY, RowStart, SamplingFlags
 from specdec.sampler.sampler import Sampler
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes

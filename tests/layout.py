@@ -72,15 +72,14 @@ ROWS: dict[str, Row] = {
     "specdec.sampling_params": Row(("specdec.requests",)),
     "specdec.outputs": Row(("specdec.requests",)),
     "specdec.requests": Row(HOST),
-    "specdec.requests.params": Row((*HOST, "specdec.requests", "specdec.from_vllm")),
     "specdec.requests.tokenizer_files": Row(
         ("specdec.requests", "weights.errors", "weights.fields", "weights.files.guard")
     ),
     "specdec.requests.tokenizer_classes": Row(third=("tokenizers",)),
     "specdec.requests.file_tokenizer": Row(("specdec.requests",), ("tokenizers",)),
     "specdec.requests.transformers_reader": Row(third=("transformers",)),
-    "specdec.requests.generation_config": Row(
-        ("specdec.arguments", "specdec.requests", "weights.errors", "weights.fields")
+    "specdec.requests.params": Row(
+        (*HOST, "specdec.requests", "specdec.from_vllm", "weights.errors", "weights.fields")
     ),
     "specdec.requests.template_worker": Row(third=("jinja2",)),
     "specdec.requests.progress": Row(("specdec.requests", "weights.bars")),

@@ -75,43 +75,33 @@ class DraftSpans:
             yield DraftRound(None, None, [self._push("target", token_ids[:1])])
         for record in records[self._num_rounds :]:
             self._num_rounds += 1
-            of_record = self._tree_spans if record.parents else self._spans
-            spans = list(of_record(token_ids, record))
+            spans = list(self._spans(token_ids, record))
             yield DraftRound(len(record.draft_tokens), record.num_accepted, spans)
 
     def _spans(self, token_ids: list[int], record: RoundRecord) -> Iterator[Span]:
-        end = self._num_tokens + record.num_accepted
-        accepted = token_ids[self._num_tokens : end]
-        if accepted:
-            yield self._push("accepted", accepted)
-        if end >= len(token_ids):
-            return
-        rejected = record.draft_tokens[record.num_accepted :]
-        if rejected:
-            before = token_ids[max(end - CONTEXT, 0) : end]
-            yield Span(self._text_after(before, list(rejected)), "rejected", rejected)
-        kind = "recovered" if rejected else "bonus" if record.draft_tokens else "target"
-        yield self._push(kind, token_ids[end : end + 1])
-
-    def _tree_spans(self, token_ids: list[int], record: RoundRecord) -> Iterator[Span]:
+        tokens = record.draft_tokens
+        parents = record.parents or range(len(tokens))  # a chain is a tree of one branch
         end = self._num_tokens + record.num_accepted
         row = 0
         accepted: list[int] = []  # since something was beside
         for i in range(self._num_tokens, min(end + 1, len(token_ids))):
-            before = token_ids[max(i - CONTEXT, 0) : i]
-            beside = list(_branches(record, row, token_ids[i]))
+            beside = list(_branches(parents, tokens, row, token_ids[i]))
             if beside and accepted:
                 yield self._push("accepted", accepted)
                 accepted = []
-            for tokens in beside:
-                yield Span(self._text_after(before, tokens), "rejected", tokens)
+            for branch in beside:
+                yield Span(
+                    self._text_after(token_ids[max(i - CONTEXT, 0) : i], branch), "rejected", branch
+                )
             if i < end:
                 accepted.append(token_ids[i])
-                row = record.child(row, token_ids[i])
+                nodes = enumerate(zip(parents, tokens, strict=True), start=1)
+                row = next(child for child, node in nodes if node == (row, token_ids[i]))
         if accepted:
             yield self._push("accepted", accepted)
         if end < len(token_ids):
-            yield self._push("recovered" if beside else "bonus", token_ids[end : end + 1])
+            kind = "recovered" if beside else "bonus" if tokens else "target"
+            yield self._push(kind, token_ids[end : end + 1])
 
     def _push(self, kind: str, token_ids: list[int]) -> Span:
         self._num_tokens += len(token_ids)
@@ -132,10 +122,12 @@ class DraftSpans:
             yield Span(piece, span.kind, span.token_ids)
 
 
-def _branches(record: RoundRecord, row: int, token: int) -> Iterator[list[int]]:
+def _branches(
+    parents: Sequence[int], draft_tokens: Sequence[int], row: int, token: int
+) -> Iterator[list[int]]:
     """Yield the tokens to each leaf under a row of a tree, except those under its child `token`."""
-    for path in leaf_paths(record.parents, len(record.parents)):
+    for path in leaf_paths(parents, len(parents)):
         if row in path[:-1]:
-            tokens = [record.draft_tokens[each - 1] for each in path[path.index(row) + 1 :]]
+            tokens = [draft_tokens[each - 1] for each in path[path.index(row) + 1 :]]
             if tokens[0] != token:
                 yield tokens

@@ -1,13 +1,18 @@
-"""Makes requests of a caller's prompt and parameters: tokens, limits, seeds, checks of sizes."""
+"""Makes requests of a caller's prompts and parameters: tokens, limits, seeds, checks of sizes.
+
+A caller may give one thing or several: as_prompts and its like make lists. ValueError names what is
+wrong.
+"""
 
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index as as_index
-from typing import Any, NotRequired, Protocol, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict, cast
 
-from specdec.arguments import as_list, refuse_unknown
+from specdec.arguments import as_list, is_integer, plain, refuse_unknown
+from specdec.requests.chat_format import Conversation
 from specdec.requests.finish import FinishRules
 from specdec.requests.params import NUM_SEEDS, SamplingParams
 from specdec.requests.request import Request
@@ -170,15 +175,11 @@ class Intake:
         )
 
     def _num_speculative_tokens(self, params: SamplingParams) -> int:
-        K = self.sizes.num_speculative_tokens
-        if params.num_speculative_tokens is None:
-            return K if params.speculate else 0
-        if params.num_speculative_tokens > K:
-            raise ValueError(
-                f"num_speculative_tokens={params.num_speculative_tokens} of a request: the engine "
-                f"was built for at most {K}"
-            )
-        return params.num_speculative_tokens
+        K, given = self.sizes.num_speculative_tokens, params.num_speculative_tokens
+        if given is not None and given > K:
+            what = f"num_speculative_tokens={given} of a request"
+            raise ValueError(f"{what}: the engine was built for at most {K}")
+        return (K if params.speculate else 0) if given is None else given
 
     def _sampling(self, token_ids: Sequence[int], params: SamplingParams) -> SamplingStart:
         return SamplingStart(
@@ -249,6 +250,64 @@ class Intake:
                 f"max_model_len={limit}: shorten it to at most {limit - 1} tokens, or raise "
                 "max_model_len"
             )
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Wrap a single prompt; integers are its token ids. Intake checks what each prompt holds."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    wanted = "text, a list of token ids, or a list of these"
+    given = from_array(prompts)
+    items = as_list("prompts", given if isinstance(given, list) else prompts, wanted)
+    if items and all(map(is_integer, items)):
+        return [cast(list[int], items)]
+    batch: list[Prompt] = []
+    for index, item in enumerate(map(from_array, items)):
+        if isinstance(item, int) or not isinstance(item, str | Sequence | Mapping):
+            raise ValueError(f"prompts[{index}] is {item!r}: give text or a list of token ids")
+        batch.append(cast(Prompt, item))
+    return batch
+
+
+def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """Wrap a single conversation (a list of lists is several); each is checked when encoded."""
+    if isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple):
+        return list(cast(Sequence[Conversation], messages))
+    return [cast(Conversation, messages)]
+
+
+def as_params(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    """Give each prompt its parameters, which are checked with its request."""
+    if sampling_params is None:
+        return [SamplingParams()] * count
+    if isinstance(sampling_params, SamplingParams):
+        return [sampling_params] * count
+    params = as_list("sampling_params", sampling_params, "SamplingParams, or a list of them")
+    if len(params) != count:
+        raise ValueError(
+            f"{len(params)} sampling_params for {count} prompts: give one, or one for each"
+        )
+    return cast(list[SamplingParams], params)
+
+
+def as_priorities(priority: Sequence[int] | None, count: int) -> list[int]:
+    """Give each prompt its priority; 0 if none is given."""
+    if priority is None:
+        return [0] * count
+    wanted = f"a list of {count} integers, one for each prompt, or None"
+    priorities = as_list("priority", priority, wanted)
+    if len(priorities) != count or not all(map(is_integer, priorities)):
+        raise ValueError(f"priority={priority!r}: give {wanted}")
+    return cast(list[int], plain(priorities))
+
+
+def refuse_lora(lora_request: object) -> None:
+    """Refuse anything but None, by ValueError."""
+    if lora_request is not None:
+        advice = "LoRA is not supported; merge the adapter into the target's weights"
+        raise ValueError(f"lora_request={lora_request!r}: {advice}")
 
 
 def from_array(value: object) -> object:

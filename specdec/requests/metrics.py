@@ -43,6 +43,13 @@ class Vector(Metric):
     values: list[int]
 
 
+PREFIX = "specdec:"
+COUNTERS = (
+    *("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits"),
+    *("num_preemptions", "rows_verified"),
+)
+
+
 class Totals:
     """Adds up since the start; counting costs the same however long a request is."""
 
@@ -99,41 +106,25 @@ class Totals:
             "spec_decode_num_draft_tokens": sum(n * drafted for (drafted, _, _), n in rounds),
             "spec_decode_num_accepted_tokens": sum(n * accepted for (*_, accepted), n in rounds),
         }
+        num_positions = max((levels for (_, levels, _), _ in rounds), default=0)
+        accepted_per_position = [
+            sum(n for (*_, accepted), n in rounds if accepted >= position)
+            for position in range(1, num_positions + 1)
+        ]
         modes = [
             ({"family": a, "mode": b}, n) for a, found in steps.items() for b, n in found.items()
         ]
         reasons = sorted(dict(self._reasons).items())
+        vector = f"{PREFIX}spec_decode_num_accepted_tokens_per_pos"
         return [
             *(Gauge(name=PREFIX + name, value=value) for name, value in gauges.items()),
             *(_counter(name, value) for name, value in counts.items()),
             *(_counter("request_success", n, finished_reason=reason) for reason, n in reasons),
-            Vector(
-                name=f"{PREFIX}spec_decode_num_accepted_tokens_per_pos",
-                values=_accepted_per_position(rounds),
-            ),
+            Vector(name=vector, values=accepted_per_position),
             *(_counter("steps", num_batches, **labels) for labels, (num_batches, _) in modes),
             *(_counter("step_rows", num_rows, **labels) for labels, (_, num_rows) in modes),
             _counter("compilations_after_start", num_compilations),
         ]
-
-
-PREFIX = "specdec:"
-COUNTERS = (
-    "prompt_tokens",
-    "generation_tokens",
-    "prefix_cache_queries",
-    "prefix_cache_hits",
-    "num_preemptions",
-    "rows_verified",
-)
-
-
-def _accepted_per_position(rounds: Sequence[tuple[tuple[int, int, int], int]]) -> list[int]:
-    most = max((levels for (_, levels, _), _ in rounds), default=0)
-    return [
-        sum(count for (*_, accepted), count in rounds if accepted >= position)
-        for position in range(1, most + 1)
-    ]
 
 
 def _counter(name: str, value: int, **labels: str) -> Counter:

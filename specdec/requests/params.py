@@ -5,12 +5,15 @@ import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import KW_ONLY, InitVar, dataclass, fields, replace
 from enum import Enum
+from pathlib import Path
 from typing import TypeGuard
 
-from specdec.arguments import check_bool, is_integer, plain, refusing_unknown
+from specdec.arguments import check_bool, from_mapping, is_integer, plain, refusing_unknown
 from specdec.from_vllm import SAMPLING
-from specdec.requests.sampling_flags import SamplingFlags
+from specdec.requests.row_start import SamplingFlags
 from specdec.requests.structured_outputs import StructuredOutputsParams
+from weights.errors import CheckpointError, Problems
+from weights.fields import read_json_object
 
 logger = logging.getLogger("specdec")
 
@@ -18,10 +21,7 @@ MAX_LOGPROBS = 20
 ALL_LOGPROBS = 1 << 30  # more than any vocabulary has tokens
 MAX_SAMPLES = 1024  # of one request
 SWITCHES = (
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "detokenize",
-    "skip_special_tokens",
+    *("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"),
     "speculate",
 )
 LISTS = {
@@ -32,6 +32,18 @@ LISTS = {
 }
 NUM_SEEDS = 1 << 64
 MIN_TEMPERATURE = 0.01  # below it, float32 no longer tells logits / temperature apart
+RANGES = {
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    # logits are divided by it: one that float32 rounds to 0 would make them infinite
+    "repetition_penalty": (1e-6, 1e6),
+}
+# what vLLM reads of a checkpoint's generation_config.json, and what it is called here
+RECOMMENDED = {
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")},
+    "max_new_tokens": "max_tokens",
+}
 
 
 class RequestOutputKind(Enum):
@@ -112,7 +124,11 @@ class SamplingParams:
         _check_end(self)
         if self.structured_outputs is not None:
             self.structured_outputs = StructuredOutputsParams.of(self.structured_outputs)
-            _check_structured(self)
+            if self.ignore_eos:
+                raise ValueError(
+                    "ignore_eos=True with structured_outputs: the text ends where its grammar "
+                    "does; leave one of them out"
+                )
 
     def clone(self) -> "SamplingParams":
         """Return a checked copy, independent of this one."""
@@ -120,17 +136,14 @@ class SamplingParams:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """Return `stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     def num_logprobs(self) -> int | None:
-        """Return `logprobs` as a count."""
         return ALL_LOGPROBS if self.logprobs == -1 else self.logprobs
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Return `prompt_logprobs` as a count."""
         return ALL_LOGPROBS if self.prompt_logprobs == -1 else self.prompt_logprobs
 
     @property
@@ -149,6 +162,19 @@ class SamplingParams:
         )
 
 
+def recommended_params(directory: Path) -> SamplingParams:
+    """Read a checkpoint's recommended sampling, else the defaults; CheckpointError if invalid."""
+    file = directory / "generation_config.json"
+    problems = Problems(directory)
+    given = read_json_object(file, problems) if file.is_file() else {}
+    problems.raise_if_any()
+    values = {own: given[name] for name, own in RECOMMENDED.items() if given.get(name) is not None}
+    try:
+        return from_mapping(SamplingParams, values)
+    except ValueError as error:
+        raise CheckpointError(directory, (f"{file.name}: {error}",)) from error
+
+
 def _check_kinds(params: SamplingParams) -> None:
     """Check booleans and lists; an iterator is no list, since it can be read only once."""
     for name in SWITCHES:
@@ -165,24 +191,23 @@ def _check_kinds(params: SamplingParams) -> None:
 
 def _check_choice(params: SamplingParams) -> None:
     if not _is_number(params.temperature) or params.temperature < 0:
-        wanted = "0 (greedy) or a number above 0"
-        raise ValueError(f"temperature={params.temperature!r}: give {wanted}")
+        given = f"temperature={params.temperature!r}"
+        raise ValueError(f"{given}: give 0 (greedy) or a number above 0")
     if 0 < params.temperature < MIN_TEMPERATURE:
         logger.warning(
             "temperature=%g is raised to %g (0 is greedy)", params.temperature, MIN_TEMPERATURE
         )
         params.temperature = MIN_TEMPERATURE
-    _check_range(params, "top_p", 0, 1, is_open=True)
-    _check_range(params, "min_p", 0, 1)
-    _check_range(params, "presence_penalty", -2, 2)
-    _check_range(params, "frequency_penalty", -2, 2)
-    # logits are divided by it: one that float32 rounds to 0 would make them infinite
-    _check_range(params, "repetition_penalty", 1e-6, 1e6)
+    if not _is_number(params.top_p) or not 0 < params.top_p <= 1:
+        raise ValueError(f"top_p={params.top_p!r}: give a number above 0 and at most 1")
+    for name, (low, high) in RANGES.items():
+        value = getattr(params, name)
+        if not _is_number(value) or not low <= value <= high:
+            raise ValueError(f"{name}={value!r}: give a number from {low:g} to {high:g}")
     if not _is_count(params.top_k):
         raise ValueError(f"top_k={params.top_k!r}: give an integer from 1, or 0 or -1 for none")
     if params.seed is not None and not is_integer(params.seed):
-        wanted = "an integer, or None to have one drawn"
-        raise ValueError(f"seed={params.seed!r}: give {wanted}")
+        raise ValueError(f"seed={params.seed!r}: give an integer, or None to have one drawn")
     if not _is_count(params.n) or not 1 <= params.n <= MAX_SAMPLES:
         raise ValueError(f"n={params.n!r}: give an integer from 1 to {MAX_SAMPLES}")
     if params.n > 1 and params.temperature == 0:
@@ -238,23 +263,6 @@ def _check_end(params: SamplingParams) -> None:
     if not all(map(_is_count, params.stop_token_ids or ())):
         given = params.stop_token_ids
         raise ValueError(f"stop_token_ids={given!r}: give token ids, integers of at least 0")
-
-
-def _check_structured(params: SamplingParams) -> None:
-    if params.ignore_eos:
-        raise ValueError(
-            "ignore_eos=True with structured_outputs: the text ends where its grammar does; leave "
-            "one of them out"
-        )
-
-
-def _check_range(
-    params: SamplingParams, name: str, low: float, high: float, is_open: bool = False
-) -> None:
-    value = getattr(params, name)
-    if not _is_number(value) or not low <= value <= high or (is_open and value == low):
-        wanted = f"above {low:g} and at most {high:g}" if is_open else f"from {low:g} to {high:g}"
-        raise ValueError(f"{name}={value!r}: give a number {wanted}")
 
 
 def _is_number(value: object) -> TypeGuard[float]:

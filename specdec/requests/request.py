@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from specdec.requests.finish import Finish, FinishRules, find_finish, num_certain_chars
 from specdec.requests.output import Logprob
 from specdec.requests.params import SamplingParams
-from specdec.requests.row_start import SamplingStart
-from specdec.requests.sampling_flags import SamplingFlags
+from specdec.requests.row_start import SamplingFlags, SamplingStart
 from specdec.requests.stats import RequestStats
 from specdec.requests.structured_outputs import Guide
 from specdec.requests.tokenizer import Detokenizer

@@ -1,7 +1,11 @@
-"""The values of a request's state row (stepping/state.py) at its start, in host numbers."""
+"""What the device has to know of a request: its state row (stepping/state.py) at the start, in host
+numbers, and the parts of sampling that it needs.
+"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +44,35 @@ class RowStart:
     stop_ids: Sequence[int] = ()
     sampling: SamplingStart = field(default_factory=SamplingStart)
     generated: Sequence[int] = ()
+
+
+class SamplingFlags(NamedTuple):
+    """The parts of sampling that the requests of a step need; others are skipped.
+
+    A row does not depend on its neighbours: rows that do not use a part are left unchanged by it.
+    """
+
+    noise: bool = False  # a temperature above 0
+    floor: bool = False  # top_p, top_k or min_p
+    bias: bool = False  # logit_bias or allowed_token_ids
+    bad_words: bool = False
+    penalties: bool = False
+    guided: bool = False  # a grammar, whose masks come with the step
+    logprobs: int = -1  # alternatives beside the token, -1 = no logprobs
+
+    def __or__(self, other: "SamplingFlags") -> "SamplingFlags":
+        return SamplingFlags._make(map(max, self, other))
+
+    @property
+    def logits(self) -> bool:
+        """Whether the step writes logits to memory; else the best token is chosen on the fly."""
+        return self != GREEDY
+
+    @staticmethod
+    def of_all(parts: "Iterable[SamplingFlags]") -> "SamplingFlags":
+        """Combine what the parts need."""
+        return reduce(SamplingFlags.__or__, set(parts), GREEDY)  # most are equal
+
+
+GREEDY = SamplingFlags()
+EVERYTHING = SamplingFlags._make([True] * 6 + [1])

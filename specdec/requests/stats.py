@@ -9,46 +9,29 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import NamedTuple
 
 from specdec.requests.draft_tree import depths
 
 FIGURES = (
-    "acceptance",
-    "num_rounds",
-    "num_drafted_tokens",
-    "num_accepted_tokens",
-    "mean_acceptance_length",
-    "draft_acceptance_rate",
-    "num_accepted_per_position",
-    "acceptance_rate_per_position",
-    "conditional_acceptance_rates",
-    "acceptance_histogram",
+    *("acceptance", "num_rounds", "num_drafted_tokens", "num_accepted_tokens"),
+    *("mean_acceptance_length", "draft_acceptance_rate", "num_accepted_per_position"),
+    *("acceptance_rate_per_position", "conditional_acceptance_rates", "acceptance_histogram"),
 )
 SHOWN = (
-    "num_rounds",
-    "num_drafted_tokens",
-    "num_accepted_tokens",
-    "mean_acceptance_length",
-    "draft_acceptance_rate",
-    "acceptance",
+    *("num_rounds", "num_drafted_tokens", "num_accepted_tokens", "mean_acceptance_length"),
+    *("draft_acceptance_rate", "acceptance"),
 )
 REQUEST_FIGURES = (
-    "num_prompt_tokens",
-    "num_generated_tokens",
-    "num_cached_tokens",
-    "num_preemptions",
-    "time_to_first_token",
-    "time_per_token",
-    "tokens_per_second",
-    "round_ms",
+    *("num_prompt_tokens", "num_generated_tokens", "num_cached_tokens", "num_preemptions"),
+    *("time_to_first_token", "time_per_token", "tokens_per_second", "round_ms"),
 )
 
 
 PlainRound = tuple[tuple[int, ...], int, int, tuple[int, ...]]  # of a RoundRecord
 
 
-@dataclass(slots=True)
-class RoundRecord:
+class RoundRecord(NamedTuple):
     """One round of one request: its drafts, how many were accepted, and the target's next token.
 
     parents: of the nodes of a tree, 0 for the root and i for the i-th of them; none of a chain
@@ -62,20 +45,7 @@ class RoundRecord:
     @property
     def num_levels(self) -> int:
         """Count the drafts on the longest path: all of a chain."""
-        return _num_levels(self.draft_tokens, self.parents)
-
-    def child(self, row: int, token: int) -> int:
-        """Find the row of a tree under another one that has this token, which must be there."""
-        rows = enumerate(zip(self.parents, self.draft_tokens, strict=True), start=1)
-        return next(i for i, node in rows if node == (row, token))
-
-
-def _short(value: object) -> str:
-    return repr(float(f"{value:.4g}") if isinstance(value, float) else value)
-
-
-def _num_levels(draft_tokens: Sequence[int], parents: Sequence[int]) -> int:
-    return max(depths(parents)) if parents else len(draft_tokens)
+        return max(depths(self.parents)) if self.parents else len(self.draft_tokens)
 
 
 @dataclass(slots=True, repr=False)
@@ -92,8 +62,9 @@ class SpeculationStats:
         return self._shown(SHOWN)
 
     def _shown(self, names: Sequence[str]) -> str:
-        parts = [f"{name}={_short(getattr(self, name))}" for name in names]
-        return f"{type(self).__name__}({', '.join(parts)})"
+        values = {name: getattr(self, name) for name in names}
+        short = {n: float(f"{v:.4g}") if isinstance(v, float) else v for n, v in values.items()}
+        return f"{type(self).__name__}({', '.join(f'{n}={v!r}' for n, v in short.items())})"
 
     @property
     def rounds(self) -> list[RoundRecord]:
@@ -110,19 +81,16 @@ class SpeculationStats:
         if not 0 <= num_accepted <= num_drafted:
             given = f"a round of num_drafted={num_drafted} with num_accepted={num_accepted}"
             raise ValueError(f"{given}: give 0 to num_drafted")
-        self._rounds.append(
-            (record.draft_tokens, num_accepted, record.sampled_token, record.parents)
-        )
+        self._rounds.append((*record,))
 
     @staticmethod
     def merged(parts: "Iterable[SpeculationStats]") -> "SpeculationStats":
         """Add up the rounds of several requests as one run."""
         total = SpeculationStats()
-        total.add_rounds(list(parts))
+        total._add_rounds(list(parts))
         return total
 
-    def add_rounds(self, parts: "Sequence[SpeculationStats]") -> None:
-        """Take over the rounds of others, having none of its own."""
+    def _add_rounds(self, parts: "Sequence[SpeculationStats]") -> None:
         for part in parts:
             self._rounds += part._rounds
         rules = {part.acceptance for part in parts}
@@ -142,7 +110,7 @@ class SpeculationStats:
     @property
     def num_levels(self) -> list[int]:
         """Count the drafts on the longest path of each round."""
-        return [_num_levels(draft_tokens, parents) for draft_tokens, *_, parents in self._rounds]
+        return [record.num_levels for record in self.rounds]
 
     @property
     def num_rounds(self) -> int:
@@ -163,7 +131,6 @@ class SpeculationStats:
 
     @property
     def draft_acceptance_rate(self) -> float | None:
-        """The rate A / T."""
         drafted = self.num_drafted_tokens
         return self.num_accepted_tokens / drafted if drafted else None
 
@@ -227,8 +194,8 @@ class RequestStats(SpeculationStats):
         """Copy the statistics of a request's samples together, rounds sample after sample."""
         if not parts:
             return RequestStats()
-        firsts = [part.first_token_time for part in parts if part.first_token_time is not None]
-        lasts = [part.last_token_time for part in parts if part.last_token_time is not None]
+        firsts = [each.first_token_time for each in parts if each.first_token_time is not None]
+        lasts = [each.last_token_time for each in parts if each.last_token_time is not None]
         together = RequestStats(
             num_prompt_tokens=parts[0].num_prompt_tokens,
             arrival_time=parts[0].arrival_time,
@@ -239,7 +206,7 @@ class RequestStats(SpeculationStats):
             last_token_time=max(lasts, default=None),
             side_by_side=sum(part.decode_time or 0.0 for part in parts),
         )
-        together.add_rounds(parts)
+        together._add_rounds(parts)
         return together
 
     @property

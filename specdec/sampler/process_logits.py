@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, pick, tl
 from specdec.kernels.overlap import begin
-from specdec.requests.sampling_flags import SamplingFlags
+from specdec.requests.row_start import SamplingFlags
 from specdec.sampler.processors import DecidedRows, process
 from specdec.stepping.state import RequestState
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.requests.sampling_flags import SamplingFlags
+from specdec.requests.row_start import SamplingFlags
 from specdec.sizes import MAX_BAD_WORD_LENGTH
 from specdec.stepping.state import RequestState
 

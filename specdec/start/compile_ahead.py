@@ -18,8 +18,7 @@ from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.tile_shapes import ROW_CLASSES
-from specdec.requests.row_start import RowStart
-from specdec.requests.sampling_flags import EVERYTHING, GREEDY, SamplingFlags
+from specdec.requests.row_start import EVERYTHING, GREEDY, RowStart, SamplingFlags
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes, TreeShape

@@ -13,8 +13,7 @@ import torch
 
 from specdec import draft
 from specdec.kernels.gumbel import uniform_ref
-from specdec.requests.row_start import RowStart, SamplingStart
-from specdec.requests.sampling_flags import SamplingFlags
+from specdec.requests.row_start import RowStart, SamplingFlags, SamplingStart
 from specdec.runner import Runner
 from specdec.sampler import sampler as choice
 from specdec.sampler.sampler import scaled_in_support

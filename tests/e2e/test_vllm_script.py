@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from specdec import LLM, AsyncLLM, SamplingParams
-from specdec.requests.generation_config import recommended_params
 from specdec.requests.metrics import Counter, Vector
+from specdec.requests.params import recommended_params
 
 SCRIPT = """
 import numpy as np

@@ -10,8 +10,7 @@ from graphs.modes import CUDAGraphMode
 from specdec.config import GraphConfig
 from specdec.kernels.attention.query_rows import QueryRows
 from specdec.passes import contexts
-from specdec.requests.row_start import RowStart, SamplingStart
-from specdec.requests.sampling_flags import EVERYTHING, GREEDY, SamplingFlags
+from specdec.requests.row_start import EVERYTHING, GREEDY, RowStart, SamplingFlags, SamplingStart
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.stepping.results import StepResult

@@ -14,8 +14,7 @@ from specdec.kernels.best_token import (
 )
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
 from specdec.kernels.support_floor.floor import Limits, launch_support_floor, support_floor_ref
-from specdec.requests.row_start import RowStart
-from specdec.requests.sampling_flags import SamplingFlags
+from specdec.requests.row_start import RowStart, SamplingFlags
 from specdec.sampler.accept import RULES
 from specdec.sampler.sampler import Sampler
 from specdec.stepping.buffers import BufferSizes, StepBuffers

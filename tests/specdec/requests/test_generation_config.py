@@ -5,7 +5,7 @@ import json
 import pytest
 
 from specdec import SamplingParams
-from specdec.requests.generation_config import recommended_params
+from specdec.requests.params import recommended_params
 from weights.errors import CheckpointError
 
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.requests.row_start import RowStart, SamplingStart
-from specdec.requests.sampling_flags import SamplingFlags
+from specdec.requests.row_start import RowStart, SamplingFlags, SamplingStart
 from specdec.sampler.count_sampled import count_sampled
 from specdec.sampler.processors import process
 from specdec.stepping.start_rows import start_rows

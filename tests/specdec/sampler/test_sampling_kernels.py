@@ -11,8 +11,7 @@ from specdec.kernels import choose_token, jit, tl
 from specdec.kernels.best_token import launch_write
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
 from specdec.kernels.gumbel import DRAFT, TARGET, gumbel_noise, gumbel_of_all_ref
-from specdec.requests.row_start import RowStart, SamplingStart
-from specdec.requests.sampling_flags import SamplingFlags
+from specdec.requests.row_start import RowStart, SamplingFlags, SamplingStart
 from specdec.sampler.accept import Decision
 from specdec.sampler.count_sampled import count_sampled_ref, launch_count_sampled
 from specdec.sampler.process_logits import launch_process_logits

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.requests.sampling_flags import SamplingFlags
+from specdec.requests.row_start import SamplingFlags
 from specdec.sampler.process_logits import launch_process_logits
 from specdec.sampler.processors import DecidedRows, process
 from tests.specdec.sampler.decided import uniform_rows

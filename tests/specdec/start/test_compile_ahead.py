@@ -10,7 +10,7 @@ from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.launch_plan import HeadShape
 from specdec.kernels.tile_shapes import row_class
 from specdec.passes.captured import shared_shapes
-from specdec.requests.sampling_flags import GREEDY
+from specdec.requests.row_start import GREEDY
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes
 from specdec.start.compile_ahead import (

@@ -15,11 +15,13 @@ MAX_VALUES = 1 << 20  # the token ids of long prompts are most of them
 MAX_STRINGS = 1 << 18  # keys of objects included
 MAX_CONTAINERS = 1 << 17  # lists and objects
 
-# what each kind of thing in a JSON text begins with, outside strings; the first value has no comma
+# the most of each kind of thing, what it has in a JSON text outside of strings, and how often; the
+# first value has no comma
 SIGNS = {
-    "values": (MAX_VALUES, b",[{"),
-    "lists and objects": (MAX_CONTAINERS, b"[{"),
-    "keys": (MAX_STRINGS, b":"),
+    "strings": (MAX_STRINGS, b'"', 2),
+    "values": (MAX_VALUES, b",[{", 1),
+    "lists and objects": (MAX_CONTAINERS, b"[{", 1),
+    "keys": (MAX_STRINGS, b":", 1),
 }
 
 
@@ -41,40 +43,22 @@ def loads(data: bytes | str, allows_nan: bool = False) -> object:
 
 def _check_counts(data: bytes) -> None:
     """Count signs, within strings too where that is not too many, for it takes no copy."""
-    if _surplus(data):
-        data = _without_strings(data)
+    surplus = _surplus(data)
+    if surplus is not None:
+        data = data.replace(rb"\\", b"").replace(rb"\"", b"")
         surplus = _surplus(data)
-        if surplus:
-            raise JsonSizeError(f"more than {SIGNS[surplus][0]} {surplus}")
-    _check_strings(data)
+    if surplus is not None and surplus != "strings":  # few enough to be taken out one by one
+        surplus = _surplus(b'""'.join(data.split(b'"')[::2]))
+    if surplus is not None:
+        raise JsonSizeError(f"more than {SIGNS[surplus][0]} {surplus}")
 
 
 def _surplus(data: bytes) -> str | None:
     """Name the first kind of which there is too much."""
-    return next(
-        (
-            name
-            for name, (most, signs) in SIGNS.items()
-            if sum(data.count(sign) for sign in signs) > most
-        ),
-        None,
-    )
-
-
-def _without_strings(data: bytes) -> bytes:
-    data = _without_escapes(data)
-    _check_strings(data)
-    return b'""'.join(data.split(b'"')[::2])
-
-
-def _check_strings(data: bytes) -> None:
-    most = 2 * MAX_STRINGS
-    if data.count(b'"') > most and _without_escapes(data).count(b'"') > most:
-        raise JsonSizeError(f"more than {MAX_STRINGS} strings")
-
-
-def _without_escapes(data: bytes) -> bytes:
-    return data.replace(rb"\\", b"").replace(rb"\"", b"")
+    for name, (most, signs, times) in SIGNS.items():
+        if sum(data.count(sign) for sign in signs) > times * most:
+            return name
+    return None
 
 
 @contextmanager

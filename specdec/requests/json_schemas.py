@@ -9,8 +9,7 @@ schema.
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -21,6 +20,7 @@ FORMATS = frozenset(  # that the compiler holds a text to
 )
 MOST_NOTED = 100  # formats, in the log of a process
 _noted: set[str] = set()
+MOST_PASSES = 50  # over the subschemas of a schema
 
 ONE = (
     *("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not"),
@@ -38,6 +38,7 @@ PATTERNS = {
     "json_allowed_escapes": '[bfnrtu"\\\\/]{0,9}',
 }
 FLAGS = ("whitespace_flexible", "coerce_one_of", "json_allow_general_unicode_escapes")
+ALLOWED = ", ".join((*FLAGS, *PATTERNS))
 
 Schema = dict[str, Any]
 
@@ -68,21 +69,16 @@ def prepared(schema: Mapping[str, Any]) -> Schema:
             "the schema refers to itself and never ends in a value: make what repeats optional, or "
             'one of several in "anyOf"'
         )
-    unknown = {id(each): each["format"] for each in found if _has_unknown_format(each)}
-    for name in sorted(set(unknown.values())):
-        _note(name)
-    return _without_formats(root, unknown) if unknown else root
-
-
-def _has_unknown_format(schema: Schema) -> bool:
-    name = schema.get("format")
-    return isinstance(name, str) and name not in FORMATS
-
-
-def _note(name: str) -> None:
-    if name not in _noted and len(_noted) < MOST_NOTED:
+    given = {id(each): each.get("format") for each in found}
+    unknown = {
+        number: name
+        for number, name in given.items()
+        if isinstance(name, str) and name not in FORMATS
+    }
+    for name in sorted({*unknown.values()} - _noted)[: MOST_NOTED - len(_noted)]:
         _noted.add(name)
         logger.info("a JSON schema has the format %.100r, which no text is held to", name)
+    return _without_formats(root, unknown) if unknown else root
 
 
 def _without_formats(value: Any, unknown: Mapping[int, str]) -> Any:
@@ -100,31 +96,15 @@ def _check_guidance(given: object) -> None:
     if not isinstance(given, dict):
         return  # the compiler says what is wrong with anything but None
     for name, value in given.items():
-        if name in FLAGS and isinstance(value, bool | None):
-            continue
-        if name in PATTERNS and (value is None or _fits(PATTERNS[name], value)):
-            continue
-        raise SchemaError(f"{GUIDANCE}: {name!r:.100}={value!r:.100}: {_wanted(name)}")
-
-
-def _wanted(name: str) -> str:
-    if name in FLAGS:
-        return "give true or false"
-    if name in PATTERNS:
-        return "give a regex of JSON's own blanks and signs, of at most 100 parts"
-    return f"allowed are {', '.join((*FLAGS, *PATTERNS))}"
-
-
-def _fits(pattern: str, value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch(pattern, value) is not None
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """Ends once `missing` of its needs have; users: what needs it."""
-
-    missing: int
-    users: list["Node"] = field(default_factory=list)
+        if name in FLAGS:
+            fits, wanted = isinstance(value, bool), "give true or false"
+        elif name in PATTERNS:
+            fits = isinstance(value, str) and re.fullmatch(PATTERNS[name], value) is not None
+            wanted = "give a regex of JSON's own blanks and signs, of at most 100 parts"
+        else:
+            raise SchemaError(f"{GUIDANCE}: {name!r:.100}={value!r:.100}: allowed are {ALLOWED}")
+        if value is not None and not fits:
+            raise SchemaError(f"{GUIDANCE}: {name!r:.100}={value!r:.100}: {wanted}")
 
 
 class Subschemas:
@@ -148,17 +128,22 @@ class Subschemas:
 
     @property
     def have_an_end(self) -> bool:
-        """Whether a value of finite size exists, as far as references decide it."""
+        """Whether a value of finite size exists, as far as references decide it.
+
+        What is found last is looked at first, since others need it: one pass or two are enough. A
+        schema that needs MOST_PASSES counts as one that ends.
+        """
         if not self._targets:
             return True
-        nodes = {number: Node(1) for number in self._known}
-        done = [node for each in self for node in self._link(each, nodes)]
-        while done:
-            for user in done.pop().users:
-                user.missing -= 1
-                if user.missing == 0:
-                    done.append(user)
-        return nodes[id(self._root)].missing <= 0
+        waiting = {number: list(self._needs(each)) for number, (each, _) in self._known.items()}
+        for _ in range(MOST_PASSES):
+            count = len(waiting)
+            for number in reversed(list(waiting)):
+                if all(_has_end(need, waiting) for need in waiting[number]):
+                    del waiting[number]
+            if id(self._root) not in waiting or len(waiting) == count:
+                return id(self._root) not in waiting
+        return True
 
     def _collect(self, schema: Any, base: str) -> None:
         waiting = [(schema, base)]
@@ -191,31 +176,10 @@ class Subschemas:
                 return True
         return found
 
-    def _link(self, schema: Schema, nodes: Mapping[int, Node]) -> list[Node]:
-        """Make the node of a schema wait for its needs; return the nodes that wait for nothing."""
-        node = nodes[id(schema)]
-        done: list[Node] = []
-        needs: list[Any] = [*self._needs(schema)]
-        node.missing = len(needs)
-        if not needs:
-            return [node]
-        for need in needs:
-            done += self._link_need(need, node, nodes)
-        return done
-
-    def _link_need(self, need: Any, user: Node, nodes: Mapping[int, Node]) -> list[Node]:
-        """need: a schema; a list, all of which is needed; a tuple, one of which is."""
-        if isinstance(need, dict) and id(need) in nodes:
-            nodes[id(need)].users.append(user)
-            return []
-        if isinstance(need, list | tuple):
-            node = Node(len(need) if isinstance(need, list) else 1, [user])
-            if need == []:
-                return [node]
-            return [found for each in need for found in self._link_need(each, node, nodes)]
-        return [] if need is False else [Node(0, [user])]
-
     def _needs(self, schema: Schema) -> Iterator[Any]:
+        """Yield what must end before the schema can: a schema; a list, all of which must; a tuple,
+        one of which must.
+        """
         if id(schema) in self._targets:
             yield self._targets[id(schema)]
         yield from _list(schema, "allOf")
@@ -225,6 +189,16 @@ class Subschemas:
         if "type" in schema and not {"const", "enum"} & schema.keys():
             types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
             yield tuple(_needs_of_type(schema, each) for each in types) or True
+
+
+def _has_end(need: Any, waiting: Collection[int]) -> bool:
+    if isinstance(need, dict):
+        return id(need) not in waiting
+    if isinstance(need, list):
+        return all(_has_end(each, waiting) for each in need)
+    if isinstance(need, tuple):
+        return any(_has_end(each, waiting) for each in need)
+    return need is not False
 
 
 def _needs_of_type(schema: Schema, kind: object) -> list[Any]:

@@ -43,9 +43,11 @@ class FileTokenizer:
     ) -> None:
         self.backend_tokenizer = backend
         self.special_tokens_map = {name: str(token) for name, token in named.items()}
-        self.all_special_tokens = list(
-            dict.fromkeys([*self.special_tokens_map.values(), *map(str, extra)])
-        )
+        names = (*self.special_tokens_map.values(), *map(str, extra))
+        self.all_special_tokens = list(dict.fromkeys(names))
+        self.bos_token = self.special_tokens_map.get("bos_token")
+        ids = {name: backend.token_to_id(text) for name, text in self.special_tokens_map.items()}
+        self.bos_token_id, self.eos_token_id = ids.get("bos_token"), ids.get("eos_token")
         self.chat_template = chat_template
         self._splits_special = backend.encode_special_tokens
 
@@ -78,25 +80,6 @@ class FileTokenizer:
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
         """The tokens that are found in a text before it is split, by id."""
         return self.backend_tokenizer.get_added_tokens_decoder()
-
-    @property
-    def bos_token(self) -> str | None:
-        """The text of the token that begins a prompt."""
-        return self.special_tokens_map.get("bos_token")
-
-    @property
-    def bos_token_id(self) -> int | None:
-        """The id of the token that begins a prompt."""
-        return self._id_of("bos_token")
-
-    @property
-    def eos_token_id(self) -> int | None:
-        """The id of the token that ends a text."""
-        return self._id_of("eos_token")
-
-    def _id_of(self, name: str) -> int | None:
-        token = self.special_tokens_map.get(name)
-        return None if token is None else self.backend_tokenizer.token_to_id(token)
 
     def get_chat_template(self, chat_template: str | None, tools: object) -> str:
         """Return Jinja text: the given one, the named one of several, or the checkpoint's own."""
@@ -160,17 +143,14 @@ def _template(directory: Path, given: object) -> Template:
     if (directory / "chat_template.jinja").is_file():
         files = {"default": directory / "chat_template.jinja"} | files
     if files:
-        texts = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
-        return texts["default"] if set(texts) == {"default"} else texts
+        found = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+        return found["default"] if set(found) == {"default"} else found
     if isinstance(given, list) and all(isinstance(each, dict) for each in given):
         given = {each.get("name"): each.get("template") for each in given}
-    if given is None or isinstance(given, str):
-        return given
-    if isinstance(given, dict) and all(
-        isinstance(each, str) for item in given.items() for each in item
-    ):
-        return given
-    raise NotEqual("chat_template is neither text nor texts with names")
+    texts = (*given, *given.values()) if isinstance(given, dict) else (given,)
+    if given is not None and not all(isinstance(each, str) for each in texts):
+        raise NotEqual("chat_template is neither text nor texts with names")
+    return cast(Template, given)
 
 
 def _special_tokens(
@@ -179,12 +159,10 @@ def _special_tokens(
     """Return the special tokens with names, and those without."""
     more = config.get("additional_special_tokens") or []
     extra = config.get("extra_special_tokens") or more
-    own = {
-        name: value
-        for name, value in config.items()
-        if name in NAMED or (name.endswith("_token") and isinstance(value, str | dict))
-    }
-    named = {**defaults, **own}
+    named: dict[str, object] = {**defaults}
+    for name, value in config.items():
+        if name in NAMED or (name.endswith("_token") and isinstance(value, str | dict)):
+            named[name] = value
     if isinstance(extra, dict):
         named |= extra
         extra = more
@@ -238,20 +216,16 @@ def _add_tokens(
     """Add what tokenizer_config.json has beyond tokenizer.json, named tokens as special ones."""
     names = {str(token) for token in named.values()}
     wanted: list[Token] = list(added.values())
-    known = {
-        each.content for each in (*backend.get_added_tokens_decoder().values(), *added.values())
-    }
+    known = {str(each) for each in (*backend.get_added_tokens_decoder().values(), *wanted)}
     for token in (*_in_order(named).values(), *extra):
         if str(token) not in known and token not in wanted:
             wanted.append(token)
-    tokens = [AddedToken(e, special=True) if isinstance(e, str) else e for e in wanted]
+    tokens = [AddedToken(each, special=True) if isinstance(each, str) else each for each in wanted]
     for each in tokens:
         each.special = each.special or each.content in names
-    if tokens:
-        backend.add_tokens(tokens)
+    backend.add_tokens(tokens)
 
 
 def _in_order(named: Mapping[str, Token]) -> dict[str, Token]:
     """Put the usual names first, as transformers does."""
-    first = {name: named[name] for name in NAMED if name in named}
-    return {**first, **named}
+    return {name: named[name] for name in (*NAMED, *named) if name in named}

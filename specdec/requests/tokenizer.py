@@ -1,8 +1,10 @@
 """Text and conversations to tokens, and tokens to text, one after another."""
 
+import json
 import logging
+import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +14,6 @@ from specdec.requests.chat_format import ChatFormat, Conversation
 from specdec.requests.chat_template import TemplateProcess
 from specdec.requests.file_tokenizer import FileTokenizer
 from specdec.requests.special_text import MarkedText, SpecialMarks
-from specdec.requests.token_bytes import decoding_steps
 from specdec.requests.tokenizer_files import read_tokenizer, read_with_transformers
 
 logger = logging.getLogger("specdec")
@@ -20,6 +21,8 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 LONGEST = 4  # bytes of a character, and so tokens
 MOST_PENDING = 2 * LONGEST  # tokens that are held back
 DEFAULT_FORMAT = ChatFormat()
+HEX = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
+Step = Callable[[bytes], bytes]
 
 
 class Tokenizer:
@@ -58,11 +61,10 @@ class Tokenizer:
     def in_transformers(self) -> Any:
         """The tokenizer of transformers, imported and read when first asked for."""
         if isinstance(self.backend, FileTokenizer):
-            return read_with_transformers(self.directory).backend
+            return read_with_transformers(self.directory)[0]
         return self.backend
 
     def encode_word(self, text: str) -> list[int]:
-        """Return the token ids of a piece of text, without special tokens added."""
         return self.encode(text, add_special_tokens=False)
 
     def as_json(self) -> str:
@@ -76,7 +78,6 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Say whether the checkpoint has a chat template."""
         return bool(getattr(self.backend, "chat_template", None))
 
     @property
@@ -278,3 +279,54 @@ class Detokenizer:
 
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, self._skip_special_tokens)
+
+
+def decoding_steps(fast: Any) -> list[Step] | None:
+    """Return what a tokenizer's decoder does to a token's name in the vocabulary, in bytes.
+
+    Decoding one token alone gives U+FFFD for a part of a character, and drops the space that begins
+    a word in tokenizers like sentencepiece. None where the decoder is unknown.
+    """
+    if fast is None or fast.decoder is None:
+        return None
+    form = json.loads(fast.decoder.__getstate__())
+    steps = [_step(each) for each in form.get("decoders", [form])]
+    return None if None in steps else [step for step in steps if step is not None]
+
+
+def _step(form: dict[str, Any]) -> Step | None:
+    match form:
+        case {"type": "ByteLevel"}:
+            return _from_byte_level
+        case {"type": "ByteFallback"}:
+            return _from_hex
+        case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+            return lambda name: name.replace(old.encode(), new.encode())
+        case {"type": "Metaspace", "replacement": str(sign)}:
+            return lambda name: name.replace(sign.encode(), b" ")
+        case {"type": "Fuse" | "Strip"}:  # they change whole texts only
+            return lambda name: name
+    return None
+
+
+def _from_byte_level(name: bytes) -> bytes:
+    """Map each character to a byte; a name with others stands for itself, as in tokenizers."""
+    text = name.decode("utf-8", "replace")
+    return bytes(BYTES[char] for char in text) if BYTES.keys() >= set(text) else name
+
+
+def _from_hex(name: bytes) -> bytes:
+    found = HEX.fullmatch(name)
+    return name if found is None else bytes.fromhex(found[1].decode())
+
+
+def _byte_level() -> dict[str, int]:
+    """List GPT-2's characters for bytes: printable ones stay, the others follow 255 in order."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + i): byte for i, byte in enumerate(others)
+    }
+
+
+BYTES = _byte_level()

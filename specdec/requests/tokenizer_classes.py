@@ -77,25 +77,20 @@ def _llama(config: Fields) -> Tokenizer:
     return made
 
 
-def _qwen2(config: Fields) -> Tokenizer:
+def _gpt2(config: Fields, use_regex: bool = True) -> Tokenizer:
     made = Tokenizer(models.BPE())
+    spaced = bool(config.get("add_prefix_space"))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced, use_regex=use_regex)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def _qwen2(config: Fields) -> Tokenizer:
+    made = _gpt2(config, use_regex=False)
     made.normalizer = normalizers.NFC()
     words = pre_tokenizers.Split(Regex(WORDS_OF_QWEN2), "isolated")
-    made.pre_tokenizer = pre_tokenizers.Sequence([words, _byte_level(config, use_regex=False)])
-    made.decoder = decoders.ByteLevel()
+    made.pre_tokenizer = pre_tokenizers.Sequence([words, made.pre_tokenizer])
     return made
-
-
-def _gpt2(config: Fields) -> Tokenizer:
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = _byte_level(config, use_regex=True)
-    made.decoder = decoders.ByteLevel()
-    return made
-
-
-def _byte_level(config: Fields, use_regex: bool) -> pre_tokenizers.ByteLevel:
-    spaced = bool(config.get("add_prefix_space"))
-    return pre_tokenizers.ByteLevel(add_prefix_space=spaced, use_regex=use_regex)
 
 
 def _pipeline(backend: Tokenizer) -> dict[str, object]:
@@ -120,13 +115,11 @@ def _state(part: Any) -> object:
         return None
     # a decoder reads none of them, a pre-tokenizer all but trim_offsets
     is_decoder = isinstance(part, decoders.Decoder)
+    unread = {"trim_offsets", *(("add_prefix_space", "use_regex") if is_decoder else ())}
 
     def kept(fields: dict[str, object]) -> dict[str, object]:
-        is_byte_level = fields.get("type") == "ByteLevel"
-        unread = {"trim_offsets", *(("add_prefix_space", "use_regex") if is_decoder else ())}
-        return {
-            name: each for name, each in fields.items() if not is_byte_level or name not in unread
-        }
+        left_out = unread if fields.get("type") == "ByteLevel" else ()
+        return {name: each for name, each in fields.items() if name not in left_out}
 
     return json.loads(part.__getstate__(), object_hook=kept)
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from specdec.requests.chat_format import MAX_TEMPLATE_BYTES
 from specdec.requests.file_tokenizer import read_tokenizer_json
@@ -26,12 +26,7 @@ MODEL, CONFIG, TOKENIZER = "config.json", "tokenizer_config.json", "tokenizer.js
 OBJECTS = (MODEL, CONFIG, "special_tokens_map.json", "added_tokens.json")  # JSON, all optional
 TEMPLATE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates/*.jinja"
 VOCABULARIES = (
-    TOKENIZER,
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "tekken.json",
-    "tiktoken.model",
+    *(TOKENIZER, "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "tiktoken.model"),
 )
 # what else the tokenizers of transformers read, beside a vocabulary or in its place
 PARTS = (
@@ -44,11 +39,8 @@ PARTS = (
 VERSIONS = "tokenizer.*.json"  # for versions of transformers
 
 
-class ReadTokenizer(NamedTuple):
-    """A tokenizer and its `decode` without clean-up."""
-
-    backend: Any  # of transformers, or a FileTokenizer
-    decode: Callable[..., str]
+# of transformers, or a FileTokenizer; and its `decode` without clean-up
+ReadTokenizer = tuple[Any, Callable[..., str]]
 
 
 def read_tokenizer(directory: Path) -> ReadTokenizer:
@@ -61,7 +53,7 @@ def read_tokenizer(directory: Path) -> ReadTokenizer:
     except NotEqual as reason:
         logger.info("%s: transformers reads the tokenizer, since %s", directory, reason)
         return read_with_transformers(directory)
-    return ReadTokenizer(found, found.backend_tokenizer.decode)
+    return found, found.backend_tokenizer.decode
 
 
 def read_with_transformers(directory: Path) -> ReadTokenizer:
@@ -79,7 +71,7 @@ def read_with_transformers(directory: Path) -> ReadTokenizer:
     with _refusing(directory):
         backend = reader.read(directory, objects.get(CONFIG, {}))
         backend.encode("a")
-    return ReadTokenizer(backend, reader.plain_decoder(backend))
+    return backend, reader.plain_decoder(backend)
 
 
 @contextmanager
@@ -132,8 +124,7 @@ def _check_template(file: Path, problems: Problems) -> None:
     with stream:
         text = stream.read(MAX_TEMPLATE_BYTES + 1)
     if len(text) > MAX_TEMPLATE_BYTES:
-        problems.add(f"{file.name}: more than {MAX_TEMPLATE_BYTES} bytes")
-        return
+        return problems.add(f"{file.name}: more than {MAX_TEMPLATE_BYTES} bytes")
     try:
         text.decode()
     except UnicodeDecodeError as error:
@@ -142,10 +133,9 @@ def _check_template(file: Path, problems: Problems) -> None:
 
 def _check_no_code(name: str, fields: Mapping[str, object], problems: Problems) -> None:
     """Refuse a tokenizer in Python, and one that is made of those of other models."""
-    code = fields.get("auto_map")
-    if isinstance(code, dict):
-        code = code.get("AutoTokenizer")
-    elif name != CONFIG:
+    given = fields.get("auto_map")
+    code = given.get("AutoTokenizer") if isinstance(given, dict) else given
+    if name != CONFIG and not isinstance(given, dict):
         code = None
     if code is not None:
         problems.add(

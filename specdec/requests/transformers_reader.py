@@ -42,9 +42,8 @@ def is_tokenizer(name: object) -> bool:
     """
     if not isinstance(name, str):
         return False
-    found = getattr(transformers, name, None)
-    if found is None:
-        found = getattr(transformers, name.removesuffix("Fast"), None)
+    others = getattr(transformers, name.removesuffix("Fast"), None)
+    found = getattr(transformers, name, others)
     base = transformers.PreTrainedTokenizerBase
     return found is None or (isinstance(found, type) and issubclass(found, base))
 

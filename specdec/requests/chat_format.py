@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specdec.arguments import check_bool, check_text
 from specdec.requests import bounded_json
@@ -60,7 +61,12 @@ class ChatFormat:
             given = f"chat_template_content_format={self.chat_template_content_format!r}"
             raise ValueError(f"{given}: allowed are {', '.join(CONTENT_FORMATS)}")
         for name in ("tools", "documents"):
-            _check_dicts(name, getattr(self, name))
+            given = getattr(self, name)
+            are_dicts = isinstance(given, list | tuple) and all(
+                isinstance(x, Mapping) for x in given
+            )
+            if given is not None and not are_dicts:
+                raise ValueError(f"{name}={given!r}: give a list of dicts, or None")
         _check_variables(self.chat_template_kwargs)
 
     def template_text(self) -> str | None:
@@ -92,7 +98,7 @@ class ChatFormat:
         """End the rendered text; with continue_final_message at the end of the last message."""
         if not self.continue_final_message:
             return text
-        last = _last_text(messages[-1].get("content"))
+        last = ["", *(_texts(messages[-1].get("content")) or [])][-1]
         content = last.strip()
         start = text.rfind(content)
         if not content or start < 0:
@@ -113,36 +119,28 @@ def _checked_messages(messages: object) -> list[dict[str, object]]:
         content = fields.get("content")
         if content is None and any(fields.get(name) for name in ("tool_calls", *REASONING)):
             content = ""
-        if not isinstance(fields.get("role"), str) or not _is_content(content):
+        texts = _texts(content)
+        if not isinstance(fields.get("role"), str) or texts is None:
             raise ValueError(f"messages[{index}] is {message!r}: give {WANTED}")
-        for text in (fields["role"], *_texts(content)):
+        for text in (fields["role"], *texts):
             check_text(text)
     return [_as_templates_read(message) for message in messages]
 
 
-def _is_content(content: object) -> bool:
-    """Whether a content is text, or parts of text: a picture or a sound cannot be read."""
-    if isinstance(content, str):
-        return True
-    return isinstance(content, list | tuple) and all(map(_is_part, content))
-
-
-def _is_part(part: object) -> bool:
-    if isinstance(part, str):
-        return True
-    is_text = isinstance(part, Mapping) and part.get("type") == "text"
-    return is_text and isinstance(part.get("text"), str)  # type: ignore[attr-defined]
-
-
-def _texts(content: object) -> list[str]:
+def _texts(content: Any) -> list[str] | None:
+    """Return the text of each part; None for what cannot be read, like a picture or a sound."""
     if isinstance(content, str):
         return [content]
-    assert isinstance(content, list | tuple), type(content)
-    return [part if isinstance(part, str) else part["text"] for part in content]
+    if not isinstance(content, list | tuple):
+        return None
+    texts = [_text_of(part) for part in content]
+    return None if None in texts else [text for text in texts if text is not None]
 
 
-def _last_text(content: object) -> str:
-    return next(reversed(_texts(content)), "") if content else ""
+def _text_of(part: Any) -> str | None:
+    if isinstance(part, Mapping) and part.get("type") == "text":
+        part = part.get("text")
+    return part if isinstance(part, str) else None
 
 
 def _as_templates_read(message: Message) -> dict[str, object]:
@@ -151,34 +149,29 @@ def _as_templates_read(message: Message) -> dict[str, object]:
     """
     kept = {key: value for key, value in message.items() if value is not None}
     kept.setdefault("content", None)
-    if kept.get("tool_calls"):
-        kept["tool_calls"] = _with_objects(kept["tool_calls"])
+    if calls := kept.get("tool_calls"):
+        if not isinstance(calls, list | tuple):
+            raise ValueError(f"tool_calls={calls!r}: give a list of calls")
+        kept["tool_calls"] = [_with_object(call) for call in calls]
     reasoning = next((kept[name] for name in REASONING if name in kept), None)
     if reasoning is None:
         return kept
     return {"thinking": reasoning} | kept | {"reasoning_content": reasoning}
 
 
-def _with_objects(calls: object) -> object:
-    """Add objects to calls: most templates write arguments as JSON, which OpenAI sends as text."""
-    if not isinstance(calls, list | tuple):
-        raise ValueError(f"tool_calls={calls!r}: give a list of calls")
-    return [_with_object(call) for call in calls]
-
-
 def _with_object(call: object) -> object:
-    """Give a call its arguments in both forms, of which template_worker.py takes one."""
+    """Give a call its arguments in both forms, of which template_worker.py takes one: OpenAI sends
+    them as text, most templates write an object as JSON.
+    """
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         raise ValueError(f'a tool call is {call!r}: give {{"function": {{"name": ..., ...}}}}')
     arguments = function.get("arguments")
-    forms: dict[str, object]
+    if not isinstance(arguments, str | Mapping):
+        return call
+    forms: dict[str, object] = {"object": arguments, "text": None}
     if isinstance(arguments, str):
         forms = {"object": arguments_object(arguments), "text": arguments or "{}"}
-    elif isinstance(arguments, Mapping):
-        forms = {"object": arguments, "text": None}
-    else:
-        return call
     return {**call, "function": {**function, "arguments": forms}}
 
 
@@ -189,12 +182,6 @@ def arguments_object(arguments: str) -> dict[str, object]:
     except ValueError:
         found = None
     return found if isinstance(found, dict) else {INVALID: arguments}
-
-
-def _check_dicts(name: str, value: object) -> None:
-    is_list = isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in value)
-    if value is not None and not is_list:
-        raise ValueError(f"{name}={value!r}: give a list of dicts, or None")
 
 
 def _check_variables(values: object) -> None:

@@ -50,18 +50,15 @@ class TemplateProcess:
         variables: None to compile it only.
         """
         request = {"template": template, "variables": variables, "content_format": content_format}
-        return self._render(_as_json(request))
-
-    def close(self) -> None:
-        """End the process."""
-        with self._lock:
-            self._end()
-
-    def _render(self, request: bytes) -> str:
+        try:
+            data = json.dumps(request).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            what = "messages may hold text, numbers, lists and dicts only"
+            raise ValueError(f"{what}: {error}") from error
         with self._lock:
             process = self._running()
             try:
-                answer = _exchange(process, request)
+                answer = _exchange(process, data)
             except BaseException:  # else an interrupted exchange's answer would go to the next one
                 self._end()
                 raise
@@ -69,6 +66,11 @@ class TemplateProcess:
         if answer[:1] != worker.WRITTEN:
             raise ValueError(text)
         return text
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
 
     def _running(self) -> subprocess.Popen[bytes]:
         """Return the process; after a fork poll() calls the parent's ended, so another starts."""
@@ -126,11 +128,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         assert pipe is not None
         with suppress(BrokenPipeError):  # the unread rest of a request
             pipe.close()
-
-
-def _as_json(request: Mapping[str, object]) -> bytes:
-    try:
-        return json.dumps(request).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        what = "messages may hold text, numbers, lists and dicts only"
-        raise ValueError(f"{what}: {error}") from error

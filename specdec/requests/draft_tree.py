@@ -24,10 +24,7 @@ def leaf_paths(parents: Sequence[int], num_levels: int) -> list[list[int]]:
 
 def path_to(row: int, parents: Sequence[int]) -> list[int]:
     """List the rows from the root to this one."""
-    path = [row]
-    while path[0] > 0:
-        path.insert(0, parents[path[0] - 1])
-    return path
+    return [*path_to(parents[row - 1], parents), row] if row > 0 else [0]
 
 
 def first_children(parents: Sequence[int]) -> list[int]:

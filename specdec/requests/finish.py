@@ -40,9 +40,17 @@ def find_finish(
     tokens[: i + 1] completed.
     """
     for index in range(num_before, len(tokens)):
-        found = _finish_at(rules, tokens[index], text, ends, index)
-        if found is not None:
-            return found
+        count, token = index + 1, tokens[index]
+        if count > rules.min_tokens:
+            cut = _stop_string(rules, text, ends, index) if rules.stop_strings else None
+            if cut is not None:
+                return Finish("stop", count, count, *cut)
+            is_eos = token in rules.eos_token_ids
+            if is_eos or token in rules.stop_token_ids:
+                num_text_tokens = count if rules.include_stop_str_in_output else index
+                return Finish("stop", count, num_text_tokens, None, None if is_eos else token)
+        if count >= rules.max_tokens:
+            return Finish("length", count, count)
     return None
 
 
@@ -56,21 +64,6 @@ def num_certain_chars(rules: FinishRules, text: str) -> int:
         if any(stop.startswith(tail) and stop != tail for stop in rules.stop_strings):
             return start
     return len(text)
-
-
-def _finish_at(
-    rules: FinishRules, token: int, text: str, ends: Sequence[int], index: int
-) -> Finish | None:
-    count = index + 1
-    if count > rules.min_tokens:
-        cut = _stop_string(rules, text, ends, index) if rules.stop_strings else None
-        if cut is not None:
-            return Finish("stop", count, count, *cut)
-        if token in rules.eos_token_ids or token in rules.stop_token_ids:
-            num_text_tokens = count if rules.include_stop_str_in_output else index
-            stop_reason = None if token in rules.eos_token_ids else token
-            return Finish("stop", count, num_text_tokens, stop_reason=stop_reason)
-    return Finish("length", count, count) if count >= rules.max_tokens else None
 
 
 def _stop_string(

@@ -153,20 +153,16 @@ class Intake:
         index: int,
     ) -> Request:
         """token_ids: of the prompt, shared by all samples."""
-        params = new.params
+        params, P = new.params, len(token_ids)
         self._num_samples += 1
         return Request(
             request_id=str(self._num_requests) if new.request_id is None else new.request_id,
             prompt=text,
             prompt_token_ids=token_ids,
             params=params,
-            rules=self._rules(len(token_ids), params),
+            rules=self._rules(P, params),
             detokenizer=Detokenizer(self.tokenizer, params.skip_special_tokens),
-            stats=RequestStats(
-                acceptance=self.acceptance,
-                num_prompt_tokens=len(token_ids),
-                arrival_time=new.arrival_time,
-            ),
+            stats=RequestStats(self.acceptance, P, arrival_time=new.arrival_time),
             sampling=sampling,
             index=index,
             priority=new.priority,

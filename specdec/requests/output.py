@@ -108,12 +108,10 @@ class RequestOutput:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Return how many tokens of the prompt were found in the prefix cache."""
         return self.stats.num_cached_tokens
 
     @property
     def metrics(self) -> RequestMetrics:
-        """Return times of the request, in vLLM's names."""
         stats = self.stats
         return RequestMetrics(
             arrival_time=stats.arrival_time,

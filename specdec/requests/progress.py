@@ -35,8 +35,10 @@ class Progress:
         for request in changed:
             if request.is_finished and request.request_id in self._running:
                 self._running.remove(request.request_id)
-                if not is_broken_off and not _is_aborted(request):
-                    self._count(request.all_samples)
+                samples = request.all_samples
+                is_aborted = any(each.finish and each.finish.reason == "abort" for each in samples)
+                if not is_broken_off and not is_aborted:
+                    self._count(samples)
                     self._bar.update()
 
     def _count(self, samples: Sequence[Request]) -> None:
@@ -48,7 +50,3 @@ class Progress:
         if self._num_accepted:
             figures["acceptance length"] = f"{1 + self._num_accepted / self._num_rounds:.2f}"
         self._bar.set_postfix(figures, refresh=False)
-
-
-def _is_aborted(request: Request) -> bool:
-    return any(sample.finish and sample.finish.reason == "abort" for sample in request.all_samples)

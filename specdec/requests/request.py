@@ -62,7 +62,6 @@ class Request:
 
     @property
     def all_samples(self) -> "list[Request]":
-        """Return all samples of its caller's request."""
         return self.samples or [self]
 
     @property
@@ -93,7 +92,6 @@ class Request:
         return self.guide is not None and self.finish is None and self.num_in_flight > 0
 
     def tokens(self, start: int, stop: int) -> list[int]:
-        """Return prompt and generated tokens from `start` up to `stop`."""
         P = len(self.prompt_token_ids)
         generated = self.token_ids[max(start - P, 0) : max(stop - P, 0)]
         return self.prompt_token_ids[start:stop] + generated
@@ -145,7 +143,6 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """Tell whether every sample has ended."""
         return all(sample.finish is not None for sample in self.all_samples)
 
     def text(self) -> str:

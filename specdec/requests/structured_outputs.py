@@ -7,7 +7,7 @@ the engine does not depend on its package.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Any, Protocol
 
 from specdec.arguments import is_list, refuse_unknown, refusing_unknown
 
@@ -74,12 +74,10 @@ class Guide(Protocol):
     """Stands after the tokens that a request has generated."""
 
     @property
-    def lock(self) -> object:
-        """What some guides share: one of them waits for the other."""
+    def lock(self) -> object: ...  # what some guides share: one of them waits for the other
 
     @property
-    def walk_seconds(self) -> float:
-        """The processor time of its latest walk."""
+    def walk_seconds(self) -> float: ...  # the processor time of its latest walk
 
     def masks(self, drafts: Sequence[int], first: int = 0) -> list[bytes]:
         """List the tokens that may follow: here, and after each draft up to the first that may not.
@@ -93,8 +91,7 @@ class Guide(Protocol):
         part, and what finds its masks.
         """
 
-    def copy(self) -> "Guide":
-        """Copy the guide at its position."""
+    def copy(self) -> "Guide": ...  # at its position
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Go on by generated tokens, which its masks have allowed."""
@@ -107,12 +104,10 @@ class Guide(Protocol):
         """Whether `give_up` was called, of it or of another guide of its grammar."""
 
     @property
-    def is_complete(self) -> bool:
-        """Whether the text so far may end here."""
+    def is_complete(self) -> bool: ...  # whether the text so far may end here
 
     @property
-    def error(self) -> str:
-        """The limit that its masks have met; empty if none."""
+    def error(self) -> str: ...  # the limit that its masks have met; empty if none
 
 
 class GuideSource(Protocol):
@@ -125,21 +120,23 @@ class GuideSource(Protocol):
         """Compile it for a server; GrammarsBusyError while it takes no new ones."""
 
 
-def _check(name: str, value: object) -> None:
+def _check(name: str, value: Any) -> None:
+    """Raise ValueError if a value is of another kind than its name says."""
+    wanted = None
     if name in ("regex", "grammar") and (not isinstance(value, str) or not value.strip()):
-        raise ValueError(f"structured_outputs: {name}={value!r:.200}: give text")
-    if name == "json" and not isinstance(value, str | Mapping):
-        raise ValueError(f"structured_outputs: json={value!r:.200}: give a JSON schema")
-    if name == "json_object" and value is not True:
-        raise ValueError(f"structured_outputs: json_object={value!r:.200}: give True")
-    if name == "choice" and not (
-        is_list(value) and value and all(isinstance(text, str) and text for text in value)  # type: ignore[attr-defined]
+        wanted = "text"
+    elif name == "json" and not isinstance(value, str | Mapping):
+        wanted = "a JSON schema"
+    elif name == "json_object" and value is not True:
+        wanted = "True"
+    elif name == "choice" and not (
+        is_list(value) and value and all(isinstance(text, str) and text for text in value)
     ):
         wanted = "a list of non-empty strings"
-        raise ValueError(f"structured_outputs: choice={value!r:.200}: give {wanted}")
-    if name == "choice" and any("\ud800" <= char <= "\udfff" for text in value for char in text):  # type: ignore[attr-defined]
+    elif name == "choice" and any("\ud800" <= char <= "\udfff" for text in value for char in text):
         wanted = "text without halves of surrogate pairs"
-        raise ValueError(f"structured_outputs: choice={value!r:.200}: give {wanted}")
+    if wanted is not None:
+        raise ValueError(f"structured_outputs: {name}={value!r:.200}: give {wanted}")
 
 
 def _schema_text(schema: str | Mapping[str, object]) -> str:

@@ -21,7 +21,6 @@ KEPT_BYTES = 1 << 28  # of the kept grammars: most have about a MiB
 MOST_BYTES = 1 << 30  # of the grammars of all requests, from which on servers take no new ones
 FEW = 8  # grammars that are taken nevertheless: memory may have grown by something else
 INSTALL = 'pip install "specdec[guided]"'
-STATM = Path("/proc/self/statm")
 
 
 class Compiler(Protocol):
@@ -58,7 +57,11 @@ class Guides:
         with self._lock:
             found = self._compiled.get(source)
             if self._compiler is None:
-                self._compiler = self._new_compiler()
+                if find_spec("llguidance") is None:
+                    raise ValueError(f"structured_outputs needs llguidance: {INSTALL}")
+                from specdec.guided.grammars import Grammars
+
+                self._compiler = Grammars(self._tokenizer, self._vocab_size, self._eos_token_ids)
                 self._first_bytes = self._least_bytes = resident_bytes()
         if found is None:  # without the lock, which may hold up an engine's steps
             found = self._compiler.compile(*source)
@@ -105,17 +108,10 @@ class Guides:
         self._least_bytes = resident_bytes()
         logger.debug("compiled grammars are dropped, since memory has grown")
 
-    def _new_compiler(self) -> Compiler:
-        if find_spec("llguidance") is None:
-            raise ValueError(f"structured_outputs needs llguidance: {INSTALL}")
-        from specdec.guided.grammars import Grammars
-
-        return Grammars(self._tokenizer, self._vocab_size, self._eos_token_ids)
-
 
 def resident_bytes() -> int:
     """Count the bytes of memory that this process has."""
-    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def give_back() -> None:

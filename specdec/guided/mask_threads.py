@@ -67,16 +67,13 @@ def most_threads() -> int:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Walks of a step that one thread takes one after another.
+    """Walks of a step that one thread takes one after another."""
 
-    places: of walks left to do. began: the thread's time when it took up the current walk.
-    """
-
-    places: deque[int]
+    places: deque[int]  # of walks left to do
     expected_seconds: float = 0.0
     is_abandoned: bool = False
     thread: threading.Thread | None = None
-    began: float = 0.0
+    began: float = 0.0  # the thread's time when it took up the current walk
 
     @property
     def seconds(self) -> float:

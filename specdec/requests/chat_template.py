@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from specdec.requests import template_worker as worker
@@ -23,15 +23,12 @@ SCRIPT = Path(worker.__file__).resolve()
 
 def check_template(template: str | None) -> None:
     """Raise ValueError for invalid Jinja. None, for the tokenizer's own template, is valid."""
-    if template is None:
-        return
-    process = TemplateProcess()
-    try:
-        process.render(template, None)
-    except ValueError as error:
-        raise ValueError(f"chat_template is no valid Jinja: {error}") from error
-    finally:
-        process.close()
+    if template is not None:
+        with closing(TemplateProcess()) as process:
+            try:
+                process.render(template, None)
+            except ValueError as error:
+                raise ValueError(f"chat_template is no valid Jinja: {error}") from error
 
 
 class TemplateProcess:

@@ -45,6 +45,10 @@ class TokensPrompt(TypedDict):
 
 Prompt = str | Sequence[int] | ArrayLike | TextPrompt | TokensPrompt
 PROMPT_KEYS = ("prompt", "prompt_token_ids")
+AS_GIVEN = (  # parameters in a state row
+    *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "allowed_token_ids"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,15 +183,9 @@ class Intake:
 
     def _sampling(self, token_ids: Sequence[int], params: SamplingParams) -> SamplingStart:
         return SamplingStart(
-            temperature=params.temperature,
-            top_p=params.top_p,
+            **{name: getattr(params, name) for name in AS_GIVEN},
             top_k=min(params.top_k, self.vocab_size),
-            min_p=params.min_p,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            repetition_penalty=params.repetition_penalty,
             logit_bias=params.logit_bias or {},
-            allowed_token_ids=params.allowed_token_ids,
             bad_words=self._bad_words(params),
             prompt=token_ids,
         )
@@ -232,20 +230,20 @@ class Intake:
         if params.min_tokens and len({*eos_token_ids, *stop_token_ids}) > MAX_STOP_IDS:
             what = f"min_tokens with more than {MAX_STOP_IDS} EOS and stop_token_ids"
             raise ValueError(f"{what}: give fewer of them")
-        named = [("", token_ids), ("stop_token_ids: ", stop_token_ids)]
-        named += [("logit_bias: ", [*(params.logit_bias or ())])]
-        named += [("allowed_token_ids: ", params.allowed_token_ids or ())]
-        for name, tokens in named:
+        for name, tokens in (
+            ("", token_ids),
+            ("stop_token_ids: ", stop_token_ids),
+            ("logit_bias: ", params.logit_bias or ()),
+            ("allowed_token_ids: ", params.allowed_token_ids or ()),
+        ):
             if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
                 token = next(each for each in tokens if not 0 <= each < self.vocab_size)
                 vocabulary = f"the target's vocabulary (0 to {self.vocab_size - 1})"
                 raise ValueError(f"{name}token id {token} is outside {vocabulary}")
         if len(token_ids) >= limit:
-            raise ValueError(
-                f"prompt of {len(token_ids)} tokens leaves no room for an answer in "
-                f"max_model_len={limit}: shorten it to at most {limit - 1} tokens, or raise "
-                "max_model_len"
-            )
+            what = f"prompt of {len(token_ids)} tokens leaves no room for an answer in"
+            advice = f"shorten it to at most {limit - 1} tokens, or raise max_model_len"
+            raise ValueError(f"{what} max_model_len={limit}: {advice}")
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from specdec.requests.output import CompletionOutput, Logprob, RequestOutput
+from specdec.requests.output import CompletionOutput, RequestOutput
 from specdec.requests.request import Request
 
 
@@ -32,15 +32,20 @@ class Pieces:
         request = self._request
         is_first = not self._is_begun
         self._is_begun = True
-        seed = self._samples[0][0].sampling.seed if request.params.temperature > 0 else None
+        first = self._samples[0][0]
+        prompt_logprobs = None
+        has_more = len(first.prompt_logprobs) != self._num_prompt_logprobs
+        if request.params.prompt_logprobs is not None and has_more:
+            prompt_logprobs = list(first.prompt_logprobs)
+            self._num_prompt_logprobs = len(prompt_logprobs)
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt if is_first else None,
             prompt_token_ids=list(request.prompt_token_ids) if is_first else [],
             outputs=[_piece(*each) for each in self._samples] if is_first else list(self.new()),
             finished=request.is_finished,
-            seed=request.params.seed if seed is None else seed,
-            prompt_logprobs=self._new_prompt_logprobs(),
+            seed=first.sampling.seed if request.params.temperature > 0 else request.params.seed,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def new(self) -> Iterator[CompletionOutput]:
@@ -51,14 +56,6 @@ class Pieces:
             piece = _piece(sample, seen)
             if piece.text or piece.token_ids or piece.stats.num_rounds or seen.is_over:
                 yield piece
-
-    def _new_prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
-        found = self._samples[0][0].prompt_logprobs
-        is_wanted = self._request.params.prompt_logprobs is not None
-        if not is_wanted or len(found) == self._num_prompt_logprobs:
-            return None
-        self._num_prompt_logprobs = len(found)
-        return list(found)
 
 
 def whole_output(request: Request) -> RequestOutput:

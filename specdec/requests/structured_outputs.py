@@ -67,7 +67,12 @@ class StructuredOutputsParams:
             literals = (text.replace("\x7f", "\\u007f") for text in literals)  # JSON lets it stand
             # one terminal: as alternatives of a rule, 2,000 would exceed a limit of the parser
             return "lark", f"start: CHOICE\nCHOICE: {' | '.join(literals)}"
-        return "json", ANY_OBJECT if self.json is None else _schema_text(self.json)
+        if self.json is None or isinstance(self.json, str):
+            return "json", ANY_OBJECT if self.json is None else self.json
+        try:
+            return "json", json.dumps(self.json, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"structured_outputs: json is no JSON schema: {error}") from error
 
 
 class Guide(Protocol):
@@ -137,12 +142,3 @@ def _check(name: str, value: Any) -> None:
         wanted = "text without halves of surrogate pairs"
     if wanted is not None:
         raise ValueError(f"structured_outputs: {name}={value!r:.200}: give {wanted}")
-
-
-def _schema_text(schema: str | Mapping[str, object]) -> str:
-    if isinstance(schema, str):
-        return schema
-    try:
-        return json.dumps(schema, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"structured_outputs: json is no JSON schema: {error}") from error

@@ -69,12 +69,11 @@ class Tokenizer:
 
     def as_json(self) -> str:
         """Write a tokenizer.json, added tokens included; ValueError if there is none."""
+        if self._fast is None:
+            kind = type(self.backend).__name__
+            raise ValueError(f"{kind} in {self.directory} cannot be written as tokenizer.json")
         with self._lock:
-            if self._fast is None:
-                kind = type(self.backend).__name__
-                raise ValueError(f"{kind} in {self.directory} cannot be written as tokenizer.json")
-            text: str = self._fast.to_str()
-        return text
+            return str(self._fast.to_str())
 
     @property
     def has_chat_template(self) -> bool:

@@ -96,7 +96,7 @@ def _checked(directory: Path) -> dict[str, dict[str, object]]:
     versions = sorted(file.name for file in directory.glob(VERSIONS))
     names = (*OBJECTS, TEMPLATE, *VOCABULARIES, *PARTS, *versions)
     present = [name for name in names if os.path.lexists(directory / name)]
-    if not any(name in VOCABULARIES for name in present):
+    if not {*VOCABULARIES}.intersection(present):
         others = ", ".join(VOCABULARIES[1:])
         problems.add(f"{TOKENIZER}: missing, and no other vocabulary that is known: {others}")
     for name in present:

@@ -1,9 +1,13 @@
 """Parameters are checked when they are made; what does not exist yet is refused by name."""
 
+import json
+
 import numpy as np
 import pytest
 
 from specdec import SamplingParams
+from specdec.requests.params import recommended_params
+from weights.errors import CheckpointError
 
 
 def test_names_and_defaults_are_those_of_vllm():
@@ -148,3 +152,19 @@ def test_a_clone_is_checked_and_independent():
 def test_no_attribute_is_added_by_a_misspelt_name():
     with pytest.raises(AttributeError):
         SamplingParams(temperature=0.0).max_token = 3
+
+
+def test_known_fields_of_a_checkpoints_recommendation_are_read_and_others_are_not(tmp_path):
+    assert recommended_params(tmp_path) == SamplingParams()
+    given = {"temperature": 0.5, "max_new_tokens": 9, "do_sample": True, "top_k": None}
+    (tmp_path / "generation_config.json").write_text(json.dumps(given))
+    assert recommended_params(tmp_path) == SamplingParams(temperature=0.5, max_tokens=9)
+
+
+@pytest.mark.parametrize("text", ['{"top_p": 5}', '{"temperature": "hot"}', "[]"])
+def test_what_is_invalid_is_an_error_of_the_checkpoint(tmp_path, text):
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(CheckpointError) as error:
+        recommended_params(tmp_path)
+    assert error.value.directory == tmp_path
+    assert error.value.problems[0].startswith("generation_config.json")

@@ -4,7 +4,6 @@ import shlex
 import sys
 import textwrap
 from collections import Counter
-from dataclasses import asdict
 
 import specdec
 from specdec.cli.choices import ChatOptions, GenerateOptions
@@ -160,7 +159,7 @@ def as_json(llm: "specdec.LLM", output: RequestOutput, has_rounds: bool) -> dict
 
 def _round_as_json(record: RoundRecord) -> dict[str, object]:
     """Leave parents out where a round had no tree."""
-    return {name: value for name, value in asdict(record).items() if name != "parents" or value}
+    return {name: value for name, value in record._asdict().items() if name != "parents" or value}
 
 
 def _sample_as_json(completion: CompletionOutput) -> dict[str, object]:

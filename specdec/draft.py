@@ -26,12 +26,12 @@ from torch import Tensor
 from graphs.context import ForwardContext, set_forward_context
 from graphs.dispatch import Dispatch
 from graphs.modes import BatchDescriptor, CUDAGraphMode
-from specdec.kernels.add import add
 from specdec.kernels.best_children import Perturbation
 from specdec.kernels.gumbel import DRAFT, TARGET
 from specdec.kernels.linear import linear
 from specdec.kernels.needed import needed_while
-from specdec.kernels.support_floor.floor import support_floor
+from specdec.kernels.norms import add
+from specdec.kernels.support_floor import support_floor
 from specdec.models.eagle import EagleModel
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, DraftGraphs, init_piecewise

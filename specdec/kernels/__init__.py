@@ -16,33 +16,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = [
-    "COMPILING",
-    "HAS_TRITON",
-    "INTERPRET",
-    "NO_GPU",
-    "AsyncCompileMode",
-    "GluonDescriptor",
-    "TensorDescriptor",
-    "active_mode",
-    "barrier",
-    "before_compiling",
-    "constexpr_function",
-    "gl",
-    "gluon_jit",
-    "hopper",
-    "is_hopper",
-    "jit",
-    "kernel_cache",
-    "launch_options",
-    "make_backend",
-    "next_power_of_2",
-    "num_multiprocessors",
-    "pick",
-    "tl",
-    "triton",
-    "use_triton",
-]
+__all__ = ["AsyncCompileMode", "GluonDescriptor", "TensorDescriptor", "active_mode", "gl", "hopper"]
+__all__ += ["constexpr_function", "kernel_cache", "make_backend", "tl", "triton"]  # Triton's
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 NO_GPU = "SPECDEC_COMPILER"  # in the environment of processes that compile without a GPU
@@ -88,18 +63,15 @@ if HAS_TRITON:
         finally:
             COMPILING.discard(get_ident())
 
-    class Kernel(Launches, triton.JITFunction):  # type: ignore[misc]
-        pass
+    class Kernel(Launches, triton.JITFunction): ...  # type: ignore[misc]
 
     class GluonKernel(Launches, GluonJITFunction):  # type: ignore[misc]
         """A kernel in Gluon, Triton's lower layer, with its own layouts, barriers and warps."""
 
 else:
-    triton, TensorDescriptor, GluonDescriptor = None, None, None
-    AsyncCompileMode, active_mode = None, None
-    make_backend, kernel_cache = None, None
+    triton = TensorDescriptor = GluonDescriptor = AsyncCompileMode = active_mode = None
+    make_backend = kernel_cache = hopper = barrier = None
     tl = gl = SimpleNamespace(constexpr=None)  # signatures of kernels name tl.constexpr
-    hopper, barrier = None, None
 
     def constexpr_function(function):
         """Leave the function for kernels to call as they are compiled."""

@@ -51,27 +51,16 @@ def launch_best_children(
     )
     ids = found.ids
     noise = (found.peaks, found.peaks, ids, ids, ids, ids)
+    stream, has_ids = 0, False
     if perturbation is not None:
         keys = perturbation.noise_keys
-        token_ids = ids if keys.token_ids is None else keys.token_ids
-        where = (keys.seeds, keys.positions, keys.epochs, token_ids)
-        noise = (perturbation.floor_X, keys.temperatures, *where)
-    _best_children_kernel[(tiles, X)](
-        *found,
-        logits_XW,
-        *noise,
-        logits_XW.stride(0),
-        W,
-        K=top_k,
-        HAS_NOISE=perturbation is not None,
-        STREAM=0 if perturbation is None else perturbation.noise_keys.stream,
-        HAS_IDS=perturbation is not None and perturbation.noise_keys.token_ids is not None,
-        BLOCK=block,
-        IS_GPU=logits_XW.is_cuda,
-        num_warps=4,
-        **launch_options(logits_XW),
-        **need(),
-    )
+        stream, has_ids = keys.stream, keys.token_ids is not None
+        noise = (perturbation.floor_X, *keys[:4], ids if keys.token_ids is None else keys.token_ids)
+    flags = {"K": top_k, "HAS_NOISE": perturbation is not None, "STREAM": stream}
+    flags |= {"HAS_IDS": has_ids, "BLOCK": block, "IS_GPU": logits_XW.is_cuda}
+    options = {"num_warps": 4} | launch_options(logits_XW) | need()
+    tensors = (*found, logits_XW, *noise)
+    _best_children_kernel[(tiles, X)](*tensors, logits_XW.stride(0), W, **flags, **options)
     return found
 
 

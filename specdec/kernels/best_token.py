@@ -23,12 +23,10 @@ from specdec.kernels.linear import (
     linear_ref,
     split_sum,
     split_sum_and_tail,
+    tile_options,
 )
-from specdec.kernels.needed import need
 from specdec.kernels.overlap import begin, let_the_next_start, wait_for_inputs
-from specdec.kernels.tile_order import num_tiles, place_of
-from specdec.kernels.tile_shapes import row_pieces
-from specdec.kernels.tiles import Tiles, tiles_for
+from specdec.kernels.tiles import Tiles, num_tiles, place_of, tiles_for
 
 NO_TOKEN, NOT_FINITE = -1, -2
 
@@ -55,32 +53,17 @@ def best_token(
 ) -> None:
     """Write the best id after every row to out_T (int64, may be strided)."""
     if use_triton(x_TD):
-        launch_best_token(x_TD, weight_VD, out_T, mask)
+        maxima = launch_tile_maxima(x_TD, weight_VD, mask)
+        launch_write(maxima.best, maxima.ids, out_T)
     else:
         out_T.copy_(best_token_ref(x_TD, weight_VD, mask))
-
-
-def launch_best_token(
-    x_TD: Tensor, weight_VD: Tensor, out_T: Tensor, mask: StopMask | None = None
-) -> None:
-    maxima = launch_tile_maxima(x_TD, weight_VD, mask)
-    launch_write(maxima.best, maxima.ids, out_T)
 
 
 def launch_write(best: Tensor, ids: Tensor, out_T: Tensor) -> None:
     """Reduce the maxima of tiles [tiles, T] to ids and markers."""
     tiles, T = best.shape
-    _write_kernel[(T,)](
-        out_T,
-        best,
-        ids,
-        out_T.stride(0),
-        tiles,
-        T,
-        BLOCK=next_power_of_2(tiles),
-        num_warps=4,
-        **launch_options(best),
-    )
+    options = {"BLOCK": next_power_of_2(tiles), "num_warps": 4} | launch_options(best)
+    _write_kernel[(T,)](out_T, best, ids, out_T.stride(0), tiles, T, **options)
 
 
 def launch_tile_maxima(
@@ -98,30 +81,21 @@ def launch_tile_maxima(
     T, D = x_TD.shape
     V = len(weight_VD)
     tiles = tiles or tiles_for("whole", x_TD, weight_VD)
-    _, tail = row_pieces(tiles.block_m)
     n_tiles = -(-V // tiles.block_n)
     best = torch.empty(n_tiles, T, dtype=torch.float32, device=x_TD.device)
     ids = torch.empty(n_tiles, T, dtype=torch.int32, device=x_TD.device)
     sums = torch.empty_like(best) if has_sums else best
+    masks = (ids,) * 4 if mask is None else mask
+    num_states = 0 if mask is None else len(mask.min_positions) - 1
+    descs = (*describe_rows(x_TD, tiles), describe(weight_VD, tiles.block_n, tiles.block_k))
+    flags = {
+        "HAS_MASK": mask is not None,
+        "HAS_SUMS": has_sums,
+        "STOP_IDS": 0 if mask is None else mask.stop_ids.shape[1],
+    }
+    options = tile_options(x_TD, tiles)
     _tile_maxima_kernel[(num_tiles(V, T, tiles),)](
-        best,
-        ids,
-        sums,
-        *describe_rows(x_TD, tiles),
-        describe(weight_VD, tiles.block_n, tiles.block_k),
-        *((ids,) * 4 if mask is None else mask),
-        0 if mask is None else len(mask.min_positions) - 1,
-        T,
-        V,
-        D,
-        HAS_MASK=mask is not None,
-        HAS_SUMS=has_sums,
-        STOP_IDS=0 if mask is None else mask.stop_ids.shape[1],
-        TAIL=tail,
-        num_stages=tiles.num_stages,
-        num_warps=tiles.num_warps,
-        **launch_options(x_TD),
-        **need(),
+        best, ids, sums, *descs, *masks, num_states, T, V, D, **flags, **options
     )
     return TileMaxima(best, ids, sums if has_sums else None)
 

@@ -47,12 +47,7 @@ class NoiseKeys(NamedTuple):
         return self._rows(slice(None, None, step))
 
     def _rows(self, which: slice) -> "NoiseKeys":
-        return self._replace(
-            temperatures=self.temperatures[which],
-            seeds=self.seeds[which],
-            positions=self.positions[which],
-            epochs=self.epochs[which],
-        )
+        return NoiseKeys(*(each[which] for each in self[:4]), self.stream, self.token_ids)
 
 
 def choose_token(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys, out_T: Tensor) -> None:
@@ -77,29 +72,17 @@ def launch_choices(
     best = torch.empty(tiles, T, dtype=torch.float32, device=logits_TV.device)
     ids = torch.empty(tiles, T, dtype=torch.int32, device=logits_TV.device)
     sums = torch.empty_like(best) if has_sums else best
-    _choose_kernel[(tiles, T)](
-        best,
-        ids,
-        sums,
-        logits_TV,
-        floor_T,
-        noise_keys.temperatures,
-        noise_keys.seeds,
-        noise_keys.positions,
-        noise_keys.epochs,
-        ids if noise_keys.token_ids is None else noise_keys.token_ids,
-        logits_TV.stride(0),
-        T,
-        V,
-        STREAM=noise_keys.stream,
-        HAS_IDS=noise_keys.token_ids is not None,
-        HAS_SUMS=has_sums,
-        BLOCK=block,
-        IS_GPU=logits_TV.is_cuda,
-        num_warps=4,
-        enable_fp_fusion=False,
-        **launch_options(logits_TV),
-    )
+    token_ids = ids if noise_keys.token_ids is None else noise_keys.token_ids
+    flags = {
+        "STREAM": noise_keys.stream,
+        "HAS_IDS": noise_keys.token_ids is not None,
+        "HAS_SUMS": has_sums,
+        "BLOCK": block,
+        "IS_GPU": logits_TV.is_cuda,
+    }
+    options = {"num_warps": 4, "enable_fp_fusion": False} | launch_options(logits_TV)
+    tensors = (best, ids, sums, logits_TV, floor_T, *noise_keys[:4], token_ids)
+    _choose_kernel[(tiles, T)](*tensors, logits_TV.stride(0), T, V, **flags, **options)
     return TileMaxima(best, ids, sums if has_sums else None)
 
 

@@ -1,8 +1,12 @@
 """Processes that compile kernels: Triton's compiler mostly holds the lock of its interpreter.
 
-Threads of one process compile about one kernel at a time, processes one each.
+Threads of one process compile about one kernel at a time, processes one each. The first imports
+Triton and forks the others; they use no GPU. Each has a pipe, on which it gets pickled arguments of
+triton.compile and answers with an error's text, b"" for none. What it compiled is in Triton's cache
+then. They end when the other ends of the pipes are closed.
 """
 
+import gc
 import hashlib
 import io
 import logging
@@ -12,16 +16,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from typing import Any, Self
 
 from specdec.kernels import NO_GPU, kernel_cache, make_backend, triton
-from specdec.kernels.compiler_worker import JobPickler
 
 logger = logging.getLogger("specdec")
 
-PROGRAM = "from specdec.kernels.compiler_worker import main; main()"
+PROGRAM = "from specdec.kernels.compiler_processes import work; work()"
 
 
 class CompilerProcesses:
@@ -119,3 +124,39 @@ def _environment() -> dict[str, str]:
     """Make the environment in which processes find the same modules and the same cache."""
     path = os.pathsep.join(directory for directory in sys.path if directory)
     return {"PYTHONPATH": path, "TRITON_CACHE_DIR": triton.knobs.cache.dir, NO_GPU: "1"}
+
+
+class JobPickler(ForkingPickler):
+    """Pickles kernels by name: the other process has the same files."""
+
+    def reducer_override(self, value: object) -> Any:
+        return value.__name__ if isinstance(value, triton.JITFunction) else NotImplemented
+
+
+def work() -> None:
+    """Answer on the pipes whose file descriptors are the program's arguments."""
+    pipes = [int(descriptor) for descriptor in sys.argv[1:]]
+    kernel_cache.triton_key()  # half a second, for all processes
+    gc.freeze()  # so that collections do not copy what the processes share
+    while pipes:
+        own = pipes.pop()
+        if os.fork() == 0:
+            for other in pipes:
+                os.close(other)
+            with suppress(EOFError), Connection(own) as pipe:
+                while True:
+                    pipe.send_bytes(_compile(pipe.recv_bytes()))
+            os._exit(0)
+        os.close(own)
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
+
+
+def _compile(job: bytes) -> bytes:
+    try:
+        source, options = ForkingPickler.loads(job)
+        triton.compile(source, **options)
+    except Exception as error:  # a compiler's may be of any kind
+        return f"{type(error).__name__}: {error}".encode()
+    return b""

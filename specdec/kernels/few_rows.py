@@ -21,12 +21,11 @@ from specdec.kernels import (
     tl,
 )
 from specdec.kernels.needed import need
-from specdec.kernels.persistent.descriptors import describe
+from specdec.kernels.persistent.launch import describe
 from specdec.kernels.persistent.results import bias_beside, gated
-from specdec.kernels.tile_order import num_tiles, place_of, split_blocks
 from specdec.kernels.tile_shapes import SHARED_MEMORY
-from specdec.kernels.tiles import Tiles, rows_to_read
-from specdec.kernels.warp_roles import make_ring
+from specdec.kernels.tiles import Tiles, num_tiles, place_of, rows_to_read, split_blocks
+from specdec.kernels.warp_roles import make_barriers, make_ring
 
 ROWS = 16, 32, 64  # of a tile
 LEAST_BLOCK_K = 64  # what a swizzled tile has
@@ -80,25 +79,15 @@ def launch_few_rows(
     N = len(weight_NK) // (2 if is_gated else 1)
     x_desc = describe(x_TK, tiles.block_m, tiles.block_k)
     x_desc.shape[0] = rows_to_read(x_TK)
+    halves = weight_NK[:N], weight_NK[-N:]
+    w_descs = (describe(half, tiles.block_n, tiles.block_k) for half in halves)
+    bias = weight_NK if bias_N is None else bias_N
     most = num_multiprocessors(x_TK.device) * (SHARED_MEMORY // _shared_bytes(tiles, is_gated))
-    programs = min(num_tiles(N - first, T, tiles), max(most // tiles.splits, 1))
-    few_rows_kernel[(programs, tiles.splits)](
-        out,
-        x_desc,
-        describe(weight_NK[:N], tiles.block_n, tiles.block_k),
-        describe(weight_NK[-N:], tiles.block_n, tiles.block_k),
-        weight_NK if bias_N is None else bias_N,
-        T,
-        N,
-        K,
-        first,
-        IS_GATED=is_gated,
-        HAS_BIAS=bias_N is not None,
-        SPLITS=tiles.splits,
-        STAGES=tiles.num_stages,
-        num_warps=4,
-        maxnreg=REGISTERS,
-        launch_pdl=True,
+    grid = (min(num_tiles(N - first, T, tiles), max(most // tiles.splits, 1)), tiles.splits)
+    flags = {"IS_GATED": is_gated, "HAS_BIAS": bias_N is not None, "SPLITS": tiles.splits}
+    options = {"num_warps": 4, "maxnreg": REGISTERS, "launch_pdl": True}
+    few_rows_kernel[grid](
+        out, x_desc, *w_descs, bias, T, N, K, first, **flags, STAGES=tiles.num_stages, **options
     )
 
 
@@ -124,11 +113,7 @@ def few_rows_kernel(
     w_ring = make_ring(w_desc, STAGES)
     x_ring = make_ring(x_desc, STAGES)
     up_ring = make_ring(up_desc, STAGES) if IS_GATED else w_ring
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        hopper.mbarrier.init(ready.index(i), count=1)
-        hopper.mbarrier.init(empty.index(i), count=1)
+    ready, empty = make_barriers(STAGES, 1)
     hopper.fence_async_shared()
     ring = (w_ring, up_ring, x_ring, ready, empty)
     gl.warp_specialize(

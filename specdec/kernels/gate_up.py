@@ -6,19 +6,16 @@ Both products stay in float32 accumulators until the result is rounded once.
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, pick, tl
+from specdec.kernels import jit, pick, tl
 from specdec.kernels.backend import GateUp, backend
 from specdec.kernels.few_rows import has_few_rows, launch_few_rows
 from specdec.kernels.invariant import blocked_exp
 from specdec.kernels.kept import store_kept
-from specdec.kernels.linear import describe, describe_rows, linear_ref
-from specdec.kernels.needed import need
+from specdec.kernels.linear import describe, describe_rows, linear_ref, tile_options
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.persistent.launch import launch_persistent
-from specdec.kernels.tile_order import num_tiles, place_of
-from specdec.kernels.tile_shapes import row_pieces
-from specdec.kernels.tiles import Tiles, empty_rows, tiles_for
+from specdec.kernels.tiles import Tiles, empty_rows, num_tiles, place_of, tiles_for
 
 
 @opaque(lambda x, weight, bias: x.new_empty(x.shape[0], weight.shape[0] // 2))
@@ -38,27 +35,16 @@ def launch_gate_up(
     out_TN = empty_rows(x_TD, T, N)
     if tiles.cuts != 0:
         launch_persistent(out_TN[None], x_TD, weight_XD, bias_X, tiles, is_gated=True)
-        return out_TN
-    if has_few_rows(x_TD, tiles, is_gated=True):
+    elif has_few_rows(x_TD, tiles, is_gated=True):
         launch_few_rows(out_TN, x_TD, weight_XD, bias_X, tiles, is_gated=True)
-        return out_TN
-    _, tail = row_pieces(tiles.block_m)
-    _gate_up_kernel[(num_tiles(N, T, tiles),)](
-        out_TN,
-        *describe_rows(x_TD, tiles),
-        describe(weight_XD[:N], tiles.block_n, tiles.block_k),
-        describe(weight_XD[N:], tiles.block_n, tiles.block_k),
-        weight_XD if bias_X is None else bias_X,
-        T,
-        N,
-        K,
-        HAS_BIAS=bias_X is not None,
-        TAIL=tail,
-        num_stages=tiles.num_stages,
-        num_warps=tiles.num_warps,
-        **launch_options(x_TD),
-        **need(),
-    )
+    else:
+        halves = weight_XD[:N], weight_XD[N:]
+        w_descs = (describe(half, tiles.block_n, tiles.block_k) for half in halves)
+        bias = weight_XD if bias_X is None else bias_X
+        options = {"HAS_BIAS": bias_X is not None} | tile_options(x_TD, tiles)
+        _gate_up_kernel[(num_tiles(N, T, tiles),)](
+            out_TN, *describe_rows(x_TD, tiles), *w_descs, bias, T, N, K, **options
+        )
     return out_TN
 
 

@@ -8,10 +8,10 @@ bits of `rms_norm`.
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
+from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
+from specdec.kernels.norms import NORM_WARPS, normed, rms_norm_ref
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import begin
-from specdec.kernels.rms_norm import NORM_WARPS, normed, rms_norm_ref
 from specdec.kernels.tiles import empty_rows
 
 
@@ -28,8 +28,9 @@ def joint_input(
 
     The weights are of the norms of embeddings and of features.
     """
-    join = pick(features_TD, launch_joint_input, joint_input_ref)
-    joined_T2D, _ = join(ids_T, table_VD, embed_weight_D, features_TD, weight_D, eps, None)
+    joined_T2D, _ = joint_input_of_rows(
+        ids_T, table_VD, embed_weight_D, features_TD, weight_D, eps, None
+    )
     return joined_T2D
 
 
@@ -40,44 +41,21 @@ def joint_input_of_rows(
     features_XD: Tensor,
     weight_D: Tensor,
     eps: float,
-    rows_T: Tensor,
+    rows_T: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Join some features, by row; return the result and these features, [T, D]."""
-    join = pick(features_XD, launch_joint_input, joint_input_ref)
-    return join(ids_T, table_VD, embed_weight_D, features_XD, weight_D, eps, rows_T)
-
-
-def launch_joint_input(
-    ids_T: Tensor,
-    table_VD: Tensor,
-    embed_weight_D: Tensor,
-    features_XD: Tensor,
-    weight_D: Tensor,
-    eps: float,
-    rows_T: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    """Join some features, by row, or all; return the result and these features, [T, D]."""
+    if not use_triton(features_XD):
+        return joint_input_ref(ids_T, table_VD, embed_weight_D, features_XD, weight_D, eps, rows_T)
     assert table_VD.is_contiguous(), table_VD.stride()
     assert features_XD.stride(1) == 1, features_XD.stride()
     T, D = len(ids_T), table_VD.shape[1]
     joined_T2D = empty_rows(features_XD, T, 2 * D)
     picked_TD = features_XD if rows_T is None else features_XD.new_empty(T, D)
-    _joint_input_kernel[(T, 2)](
-        joined_T2D,
-        picked_TD,
-        ids_T,
-        table_VD,
-        embed_weight_D,
-        features_XD,
-        weight_D,
-        ids_T if rows_T is None else rows_T,
-        features_XD.stride(0),
-        D,
-        eps,
-        HAS_ROWS=rows_T is not None,
-        BLOCK_D=next_power_of_2(D),
-        num_warps=NORM_WARPS,
-        **launch_options(features_XD),
-    )
+    tensors = (joined_T2D, picked_TD, ids_T, table_VD, embed_weight_D, features_XD, weight_D)
+    rows = ids_T if rows_T is None else rows_T
+    flags = {"HAS_ROWS": rows_T is not None, "BLOCK_D": next_power_of_2(D)}
+    options = {"num_warps": NORM_WARPS} | launch_options(features_XD)
+    _joint_input_kernel[(T, 2)](*tensors, rows, features_XD.stride(0), D, eps, **flags, **options)
     return joined_T2D, picked_TD
 
 

@@ -24,9 +24,16 @@ from specdec.kernels.needed import need
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.persistent.launch import launch_persistent
-from specdec.kernels.tile_order import num_tiles, place_of, split_blocks
 from specdec.kernels.tile_shapes import MANY_ROWS, PARALLEL_ROWS, row_pieces
-from specdec.kernels.tiles import Tiles, rows_to_read, tiles_for, tiles_for_columns
+from specdec.kernels.tiles import (
+    Tiles,
+    num_tiles,
+    place_of,
+    rows_to_read,
+    split_blocks,
+    tiles_for,
+    tiles_for_columns,
+)
 
 
 class Sums(NamedTuple):
@@ -105,11 +112,7 @@ def launch_linear(
 ) -> Tensor:
     """tiles: None: the fastest that are known, as everywhere but in tuning"""
     out_TN = torch.empty(len(x_TK), len(weight_NK), dtype=out_dtype, device=x_TK.device)
-    tiles = tiles or tiles_for("whole", x_TK, weight_NK)
-    if has_few_rows(x_TK, tiles):
-        launch_few_rows(out_TN, x_TK, weight_NK, bias_N, tiles)
-    else:
-        _launch(out_TN, x_TK, weight_NK, bias_N, tiles)
+    _multiply(out_TN, x_TK, weight_NK, bias_N, tiles or tiles_for("whole", x_TK, weight_NK))
     return out_TN
 
 
@@ -130,13 +133,25 @@ def launch_split_linear(
         dtype=dtype if parts == 1 else torch.float32,
         device=x_TK.device,
     )
-    if tiles.cuts != 0:
-        launch_persistent(parts_STN, x_TK, weight_NK, None, tiles)
-    elif has_few_rows(x_TK, tiles):
-        launch_few_rows(parts_STN, x_TK, weight_NK, None, tiles, first)
-    else:
-        _launch(parts_STN, x_TK, weight_NK, None, tiles, first)
+    _multiply(parts_STN, x_TK, weight_NK, None, tiles, first)
     return parts_STN
+
+
+def _multiply(
+    out: Tensor,
+    x_TK: Tensor,
+    weight_NK: Tensor,
+    bias_N: Tensor | None,
+    tiles: Tiles,
+    first: int = 0,
+) -> None:
+    """Launch the kernel that is made for these tiles."""
+    if tiles.cuts != 0:
+        launch_persistent(out, x_TK, weight_NK, bias_N, tiles)
+    elif has_few_rows(x_TK, tiles):
+        launch_few_rows(out, x_TK, weight_NK, bias_N, tiles, first)
+    else:
+        _launch(out, x_TK, weight_NK, bias_N, tiles, first)
 
 
 def _launch(
@@ -150,25 +165,17 @@ def _launch(
     T, K = x_TK.shape
     N = len(weight_NK)
     grid = (num_tiles(N - first, T, tiles), 1 if tiles.is_serial else tiles.splits)
-    _, tail = row_pieces(tiles.block_m)
-    _linear_kernel[grid](
-        out,
-        *describe_rows(x_TK, tiles),
-        describe(weight_NK, tiles.block_n, tiles.block_k),
-        weight_NK if bias_N is None else bias_N,
-        T,
-        N,
-        K,
-        first,
-        HAS_BIAS=bias_N is not None,
-        TAIL=tail,
-        SPLITS=tiles.splits,
-        IS_SERIAL=tiles.is_serial,
-        num_stages=tiles.num_stages,
-        num_warps=tiles.num_warps,
-        **launch_options(x_TK),
-        **need(),
-    )
+    descs = (*describe_rows(x_TK, tiles), describe(weight_NK, tiles.block_n, tiles.block_k))
+    bias = weight_NK if bias_N is None else bias_N
+    flags = {"HAS_BIAS": bias_N is not None, "SPLITS": tiles.splits, "IS_SERIAL": tiles.is_serial}
+    options = tile_options(x_TK, tiles)
+    _linear_kernel[grid](out, *descs, bias, T, N, K, first, **flags, **options)
+
+
+def tile_options(x_TK: Tensor, tiles: Tiles) -> dict[str, object]:
+    """Give the constants and options of kernels with a program for each tile."""
+    options = {"TAIL": row_pieces(tiles.block_m)[1], "num_stages": tiles.num_stages}
+    return options | {"num_warps": tiles.num_warps} | launch_options(x_TK) | need()
 
 
 def describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:

@@ -7,7 +7,7 @@ would depend on who shares its step.
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, pick, tl
+from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.overlap import begin
 
 BLOCK = 4096  # columns at a time; with the warps it decides the order of the sum
@@ -16,16 +16,13 @@ NUM_WARPS = 8
 
 def log_sum_exp(x_TV: Tensor) -> Tensor:
     """Returns [T] float32. x_TV: float32."""
-    return pick(x_TV, launch_log_sum_exp, log_sum_exp_ref)(x_TV)
-
-
-def launch_log_sum_exp(x_TV: Tensor) -> Tensor:
+    if not use_triton(x_TV):
+        return log_sum_exp_ref(x_TV)
     assert x_TV.stride(1) == 1, x_TV.stride()
     T, V = x_TV.shape
     out_T = torch.empty(T, dtype=torch.float32, device=x_TV.device)
-    _log_sum_exp_kernel[(T,)](
-        out_T, x_TV, x_TV.stride(0), V, BLOCK=BLOCK, num_warps=NUM_WARPS, **launch_options(x_TV)
-    )
+    options = {"BLOCK": BLOCK, "num_warps": NUM_WARPS} | launch_options(x_TV)
+    _log_sum_exp_kernel[(T,)](out_T, x_TV, x_TV.stride(0), V, **options)
     return out_T
 
 

@@ -9,7 +9,7 @@ not masked, and there are none: W = ceil(V / 32).
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, pick, tl
+from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.overlap import begin
 
 BLOCK = 2048
@@ -20,23 +20,13 @@ def mask_rows(logits_TV: Tensor, row_X: Tensor, bits_XW: Tensor) -> None:
 
     logits_TV: float32. row_X: int64. bits_XW: int32
     """
-    pick(logits_TV, launch_mask_rows, mask_rows_ref)(logits_TV, row_X, bits_XW)
-
-
-def launch_mask_rows(logits_TV: Tensor, row_X: Tensor, bits_XW: Tensor) -> None:
+    if not use_triton(logits_TV):
+        return mask_rows_ref(logits_TV, row_X, bits_XW)
     X, W = bits_XW.shape
     V = logits_TV.shape[1]
-    _mask_rows_kernel[(-(-V // BLOCK), X)](
-        logits_TV,
-        row_X,
-        bits_XW,
-        logits_TV.stride(0),
-        V,
-        W,
-        BLOCK=BLOCK,
-        num_warps=4,
-        **launch_options(logits_TV),
-    )
+    options = {"BLOCK": BLOCK, "num_warps": 4} | launch_options(logits_TV)
+    grid = (-(-V // BLOCK), X)
+    _mask_rows_kernel[grid](logits_TV, row_X, bits_XW, logits_TV.stride(0), V, W, **options)
 
 
 @jit(varying=("rows_ptr", "bits_ptr"))

@@ -5,7 +5,7 @@ Where either slot is -1 nothing moves. No slot is both read and written, and non
 
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
+from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.overlap import begin
 
 PARTS = 8  # keys or values of a layer that a program moves at once
@@ -13,25 +13,14 @@ PARTS = 8  # keys or values of a layer that a program moves at once
 
 def move_slots(kv_cache: Tensor, from_X: Tensor, to_X: Tensor) -> None:
     """kv_cache: [L, 2, N + 1, G, S, C]; the twin moves what does not move within block N."""
-    pick(kv_cache, launch_move_slots, move_slots_ref)(kv_cache, from_X, to_X)
-
-
-def launch_move_slots(kv_cache: Tensor, from_X: Tensor, to_X: Tensor) -> None:
+    if not use_triton(kv_cache):
+        return move_slots_ref(kv_cache, from_X, to_X)
     L, _, blocks, G, S, C = kv_cache.shape
-    _move_slots_kernel[(len(from_X), -(-2 * L // PARTS))](
-        kv_cache,
-        from_X,
-        to_X,
-        2 * L,
-        blocks,
-        G=G,
-        S=S,
-        C=C,
-        PARTS=PARTS,
-        BLOCK=min(next_power_of_2(G * C), 1024),
-        num_warps=4,
-        **launch_options(kv_cache),
-    )
+    block = min(next_power_of_2(G * C), 1024)
+    sizes = {"G": G, "S": S, "C": C, "PARTS": PARTS, "BLOCK": block}
+    options = {"num_warps": 4} | launch_options(kv_cache)
+    grid = (len(from_X), -(-2 * L // PARTS))
+    _move_slots_kernel[grid](kv_cache, from_X, to_X, 2 * L, blocks, **sizes, **options)
 
 
 @jit(varying=("num_parts", "blocks"))

@@ -5,13 +5,13 @@ the end of the kernel before it, so only its start runs ahead. Small kernels let
 at once (`begin`, or before they look up what they may); products do so after their loop, since
 programs that wait would take the places of those that read; few_rows.py does when its last tiles
 are on their way, and persistent/ at its start, since its programs all have their places. Both ask
-for weights before they wait, as add_rms_norm.py does.
+for weights before they wait, as norms.py does.
 PDL comes from `launch_options`: a Hopper GPU or later.
 
 Products wait before they let the next kernel start. So what was written before the last product is
 finished when any kernel after it starts, and attention looks up before its wait where its rows are
 and which positions, blocks, state rows and paths these have; rotate_and_store.py reads positions,
-slots, cos and sin there, add_rms_norm.py the stream that it adds to, and so do the kernels that
+slots, cos and sin there, norms.py the stream that it adds to, and so do the kernels that
 grow and commit trees. They read what changes past the L1 cache, which may be older. `loaded_with`
 and `wait_for_inputs_knowing` keep such work where it is written.
 

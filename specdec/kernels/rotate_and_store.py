@@ -10,17 +10,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, pick, tl
+from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.head_columns import block_of
 from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import Sums
 from specdec.kernels.needed import need
+from specdec.kernels.norms import rms_norm_ref
 from specdec.kernels.overlap import (
     let_the_next_start,
     loaded_before,
     wait_for_inputs_knowing,
 )
-from specdec.kernels.rms_norm import rms_norm_ref
 
 Rope = tuple[Tensor, Tensor]  # cos and sin [positions, C/2] float32
 
@@ -47,52 +47,23 @@ def rotate_and_store(
     qkv: unfinished [T, (H + 2G) C]; its launch is later than what writes positions and slots [T].
     cache: [2, N + 1, G, S, C] of one layer, written in place. has_queries: else they are anything
     """
-    rotate = pick(cache, launch_rotate_and_store, rotate_and_store_ref)
-    return rotate(qkv, rope, norms, positions, slots, cache, has_queries)
-
-
-def launch_rotate_and_store(
-    qkv: Sums,
-    rope: Rope,
-    norms: HeadNorms | None,
-    positions: Tensor,
-    slots: Tensor,
-    cache: Tensor,
-    has_queries: bool = True,
-) -> Tensor:
+    if not use_triton(cache):
+        return rotate_and_store_ref(qkv, rope, norms, positions, slots, cache, has_queries)
     splits, T, X = qkv.parts_STN.shape
     _, _, G, S, C = cache.shape
     H = X // C - 2 * G
     q_THC = cache.new_empty(T, H, C)
     cos, sin = rope
+    bias = cos if qkv.bias_N is None else qkv.bias_N
+    q_norm, k_norm, eps = (cos, cos, 0.0) if norms is None else norms
     heads = math.gcd(math.gcd(H, G), 8)
     first_head = 0 if has_queries else H
+    tensors = (q_THC, cache[0], cache[1], qkv.parts_STN, bias, cos, sin, q_norm, k_norm)
+    sizes = {"H": H, "G": G, "S": S, "C": C, "HEADS": heads, "SPLITS": splits}
+    flags = {"HAS_BIAS": qkv.bias_N is not None, "HAS_NORMS": norms is not None}
+    options = {"num_warps": 2} | launch_options(cache) | need()
     _rotate_and_store_kernel[(T, (H + 2 * G - first_head) // heads)](
-        q_THC,
-        cache[0],
-        cache[1],
-        qkv.parts_STN,
-        cos if qkv.bias_N is None else qkv.bias_N,
-        cos,
-        sin,
-        cos if norms is None else norms.q_C,
-        cos if norms is None else norms.k_C,
-        positions,
-        slots,
-        T,
-        first_head,
-        norms.eps if norms is not None else 0.0,
-        H=H,
-        G=G,
-        S=S,
-        C=C,
-        HEADS=heads,
-        SPLITS=splits,
-        HAS_BIAS=qkv.bias_N is not None,
-        HAS_NORMS=norms is not None,
-        num_warps=2,
-        **launch_options(cache),
-        **need(),
+        *tensors, positions, slots, T, first_head, eps, **sizes, **flags, **options
     )
     return q_THC
 

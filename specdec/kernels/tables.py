@@ -101,6 +101,15 @@ def format_table(table: Table) -> str:
     return "{\n" + ",\n".join(gpus) + "\n}\n"
 
 
+def _line(entry: Entry) -> str:
+    """Leave out a list's last number where it is 0, as nearly everywhere."""
+    rows = {
+        str(rows): list(shape if shape.cuts else shape[:-1])
+        for rows, shape in sorted(entry.rows.items())
+    }
+    return json.dumps({"splits": entry.splits, "rows": rows})
+
+
 def key_of(product: Product) -> str:
     """Name a product as a table does: "split,4096,4096,bfloat16"."""
     return ",".join(map(str, product))
@@ -108,15 +117,11 @@ def key_of(product: Product) -> str:
 
 def parse_table(text: str, name: str, advice: str) -> Table:
     """ValueError says what is wrong in `name` and gives the advice."""
+    relays: list[str] = []
     try:
-        raw = _object(json.loads(text), "top level")
-        relays: list[str] = []
         table = {
-            gpu: {
-                _product(key): _entry(key, entry, relays)
-                for key, entry in _object(entries, gpu).items()
-            }
-            for gpu, entries in raw.items()
+            gpu: dict(_entry(key, value, relays) for key, value in _object(entries, gpu).items())
+            for gpu, entries in _object(json.loads(text), "top level").items()
         }
     except (ValueError, RecursionError) as error:  # JSONDecodeError is a ValueError
         raise ValueError(f"{name}: not a valid table of tiles: {error}; {advice}") from error
@@ -137,20 +142,29 @@ def _log_relays(name: str, count: int) -> None:
     )
 
 
-def _line(entry: Entry) -> str:
-    rows = ", ".join(f'"{rows}": {_numbers(shape)}' for rows, shape in sorted(entry.rows.items()))
-    return f'{{"splits": {entry.splits}, "rows": {{{rows}}}}}'
-
-
-def _numbers(shape: Shape) -> list[int]:
-    """Drop the last number where it is 0, as nearly everywhere."""
-    return list(shape if shape.cuts else shape[:-1])
-
-
 def _object(value: object, where: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ValueError(f"{where}: {_shown(value)} is not an object")
     return value
+
+
+def _entry(key: str, value: object, relays: list[str]) -> tuple[Product, Entry]:
+    """Check an entry. relays: where lists are left out, to which its own are added."""
+    product = _product(key)
+    fields = _object(value, key)
+    unknown = [name for name in fields if name not in Entry._fields]
+    if unknown:
+        raise ValueError(f"{key}: field {_shown(unknown[0])}, allowed are splits, rows")
+    splits = fields.get("splits", 1)
+    allowed = SPLITS if product.kind == "split" else (1,)
+    if type(splits) is not int or splits not in allowed:
+        expected = ", ".join(map(str, allowed))
+        raise ValueError(f"{key}: splits {_shown(splits)}, allowed are {expected}")
+    rows = _object(fields.get("rows"), f"{key}: rows")
+    gone = [name for name, numbers in rows.items() if _is_relay(numbers)]
+    relays += gone
+    kept = (name for name in rows if name not in gone)
+    return product, Entry(splits, dict(_shape(product, key, name, rows[name]) for name in kept))
 
 
 def _product(key: str) -> Product:
@@ -163,52 +177,28 @@ def _product(key: str) -> Product:
     return Product(known, int(N), int(K), dtype)
 
 
-def _entry(key: str, value: object, relays: list[str]) -> Entry:
-    """Check an entry. relays: where lists are left out, to which its own are added."""
-    fields = _object(value, key)
-    unknown = [name for name in fields if name not in Entry._fields]
-    if unknown:
-        raise ValueError(f"{key}: field {_shown(unknown[0])}, allowed are splits, rows")
-    rows = _object(fields.get("rows"), f"{key}: rows")
-    gone = [name for name in rows if _is_relay(rows[name])]
-    relays += gone
-    shapes = {_rows(key, name): _shape(key, name, rows[name]) for name in rows if name not in gone}
-    return Entry(_splits(key, fields.get("splits", 1)), shapes)
-
-
-def _splits(key: str, value: object) -> int:
-    allowed = SPLITS if _product(key).kind == "split" else (1,)
-    if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
-        expected = ", ".join(map(str, allowed))
-        raise ValueError(f"{key}: splits {_shown(value)}, allowed are {expected}")
-    return value
-
-
-def _rows(key: str, name: str) -> int:
-    found = next((rows for rows in ROW_CLASSES if str(rows) == name), None)
-    if found is None:
-        classes = ", ".join(map(str, ROW_CLASSES))
-        raise ValueError(f"{key}: rows {_shown(name)}, the classes are {classes}")
-    return found
-
-
 def _is_relay(value: object) -> bool:
     return isinstance(value, list) and len(value) == len(Shape._fields) and value[-1] == RELAY
 
 
-def _shape(key: str, rows: str, value: object) -> Shape:
+def _shape(product: Product, key: str, name: str, value: object) -> tuple[int, Shape]:
+    """Check the tiles of a row class, and return both."""
+    rows = {str(each): each for each in ROW_CLASSES}.get(name)
+    if rows is None:
+        classes = ", ".join(map(str, ROW_CLASSES))
+        raise ValueError(f"{key}: rows {_shown(name)}, the classes are {classes}")
     where = f"{key}, rows {rows}"
-    most = len(Shape._fields)
-    least = most - len(Shape._field_defaults)
     if not isinstance(value, list) or {type(each) for each in value} != {int}:
         raise ValueError(f"{where}: {_shown(value)} is no list of integers")
+    most = len(Shape._fields)
+    least = most - len(Shape._field_defaults)
     if not least <= len(value) <= most:
         raise ValueError(f"{where}: {_shown(value)}, {least} numbers are needed")
     shape = Shape(*value)
-    problem = problem_of(_product(key), int(rows), shape)
+    problem = problem_of(product, rows, shape)
     if problem is not None:
         raise ValueError(f"{where}: {problem}")
-    return shape
+    return rows, shape
 
 
 def _shown(value: object) -> str:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
+from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import begin
 
@@ -10,29 +10,17 @@ from specdec.kernels.overlap import begin
 @opaque(lambda q, stream, rows: (q.new_empty(len(rows), *q.shape[1:]), stream[rows]))
 def take_rows(q_THC: Tensor, stream_TD: Tensor, rows_X: Tensor) -> tuple[Tensor, Tensor]:
     """Returns [X, H, C] and [X, D]; for a number that is no row, as padding has, some row."""
-    return pick(q_THC, launch_take_rows, take_rows_ref)(q_THC, stream_TD, rows_X)
-
-
-def launch_take_rows(q_THC: Tensor, stream_TD: Tensor, rows_X: Tensor) -> tuple[Tensor, Tensor]:
+    if not use_triton(q_THC):
+        return take_rows_ref(q_THC, stream_TD, rows_X)
     assert q_THC.is_contiguous(), q_THC.stride()
     assert stream_TD.stride(1) == 1, stream_TD.stride()
     T, H, C = q_THC.shape
     X, D = len(rows_X), stream_TD.shape[1]
     q_XHC, stream_XD = q_THC.new_empty(X, H, C), stream_TD.new_empty(X, D)
-    _take_rows_kernel[(X, 2)](
-        q_XHC,
-        stream_XD,
-        q_THC,
-        stream_TD,
-        rows_X,
-        T,
-        stream_TD.stride(0),
-        QUERY=H * C,
-        D=D,
-        BLOCK=next_power_of_2(max(H * C, D)),
-        num_warps=8,
-        **launch_options(q_THC),
-    )
+    sizes = {"QUERY": H * C, "D": D, "BLOCK": next_power_of_2(max(H * C, D))}
+    options = {"num_warps": 8} | launch_options(q_THC)
+    tensors = (q_XHC, stream_XD, q_THC, stream_TD, rows_X)
+    _take_rows_kernel[(X, 2)](*tensors, T, stream_TD.stride(0), **sizes, **options)
     return q_XHC, stream_XD
 
 

@@ -30,39 +30,26 @@ FEW = (  # block_n, block_k, num_stages, num_warps; one tile holds all rows
     (128, 128, 4, 8),
     *pairs((128,), (64,), (3, 5), (4,)),
 )
-MEDIUM = (
-    Shape(64, 64, 128, 6, 4),
-    Shape(64, 128, 64, 3, 4),
-    Shape(64, 128, 64, 5, 4),
-    Shape(64, 128, 128, 4, 4),
-    Shape(64, 160, 64, 3, 4),
-    Shape(64, 160, 64, 6, 4),
-    Shape(64, 192, 64, 6, 4),
-    Shape(64, 256, 64, 4, 8),
-    Shape(64, 256, 64, 5, 4),
-    Shape(128, 64, 64, 4, 4),
-    Shape(128, 64, 128, 4, 4),
-    Shape(128, 96, 64, 4, 4),
-    Shape(128, 128, 64, 3, 4),
-    Shape(128, 128, 64, 4, 8),
-    Shape(128, 128, 64, 6, 4),
-    Shape(128, 160, 64, 4, 4),
-    Shape(128, 192, 64, 4, 8),
-    Shape(128, 256, 64, 4, 8),
-    Shape(256, 64, 64, 4, 4),
-    Shape(256, 128, 64, 4, 8),
-    Shape(256, 160, 64, 4, 8),
+MEDIUM = (  # block_n, block_m, block_k, num_stages, num_warps
+    (64, 64, 128, 6, 4),
+    *pairs((64,), (128,), (64,), (3, 5), (4,)),
+    (64, 128, 128, 4, 4),
+    *pairs((64,), (160,), (64,), (3, 6), (4,)),
+    (64, 192, 64, 6, 4),
+    *((64, 256, 64, 4, 8), (64, 256, 64, 5, 4)),
+    *pairs((128,), (64,), (64, 128), (4,), (4,)),
+    (128, 96, 64, 4, 4),
+    *((128, 128, 64, 3, 4), (128, 128, 64, 4, 8), (128, 128, 64, 6, 4)),
+    (128, 160, 64, 4, 4),
+    *pairs((128,), (192, 256), (64,), (4,), (8,)),
+    (256, 64, 64, 4, 4),
+    *pairs((256,), (128, 160), (64,), (4,), (8,)),
 )
-MANY = (
-    Shape(64, 256, 64, 4, 8),
-    Shape(128, 128, 64, 3, 4),
-    Shape(128, 128, 64, 3, 8),
-    Shape(128, 128, 64, 4, 4),
-    Shape(128, 128, 64, 4, 8),
-    Shape(128, 128, 128, 3, 4),
-    Shape(128, 128, 128, 3, 8),
-    Shape(128, 256, 64, 4, 8),
-    Shape(256, 128, 64, 4, 8),
+MANY = (  # as MEDIUM
+    (64, 256, 64, 4, 8),
+    *pairs((128,), (128,), (64,), (3, 4), (4, 8)),
+    *pairs((128,), (128,), (128,), (3,), (4, 8)),
+    *((128, 256, 64, 4, 8), (256, 128, 64, 4, 8)),
 )
 PERSISTENT = (  # on Hopper GPUs, for split and gate: block_n, block_m, num_stages and cuts
     *((128, 64, stages, 1) for stages in (5, 8)),
@@ -103,9 +90,9 @@ def rule_shape(product: Product, rows: int, splits: int, has_wgmma: bool = False
 def candidates(product: Product, rows: int, splits: int, has_wgmma: bool = False) -> list[Shape]:
     """List what may be fastest, at most 24, if it fits shared memory, and nearly registers."""
     if rows > PARALLEL_ROWS:
-        shapes = list(MANY)
+        shapes = [Shape(*numbers) for numbers in MANY]
     elif rows > 64:
-        shapes = [s for s in MEDIUM if rows % s.block_m == 0 or s.block_m == 128]
+        shapes = [Shape(n, m, *rest) for n, m, *rest in MEDIUM if rows % m == 0 or m == 128]
     else:
         shapes = [Shape(n, rows, *rest) for n, *rest in FEW]
     if has_wgmma:
@@ -123,15 +110,10 @@ def _persistent(product: Product, rows: int, splits: int) -> list[Shape]:
     """List the deepest ring that fits, tiles that the rows fill, and cuts that do anything."""
     shapes = (Shape(n, m, 64, stages, 4, cuts) for n, m, stages, cuts in PERSISTENT)
     fitting = [s for s in shapes if problem_of(product, rows, s) is None]
-    by_depth = sorted(fitting, key=lambda s: s.num_stages)
-    deepest = {(s.block_n, s.block_m, s.cuts): s for s in by_depth}
+    deepest = {s[:2] + s[5:]: s for s in sorted(fitting, key=lambda s: s.num_stages)}.values()
     is_many = rows > PARALLEL_ROWS
-    return [
-        s
-        for s in deepest.values()
-        if (_fills(rows, s) or (is_many and s.block_m % 5 != 0))
-        and (s.cuts == 1 or _cuts_any(product, rows, splits, s))
-    ]
+    filled = [s for s in deepest if _fills(rows, s) or (is_many and s.block_m % 5 != 0)]
+    return [s for s in filled if s.cuts == 1 or _cuts_any(product, rows, splits, s)]
 
 
 def _fills(rows: int, shape: Shape) -> bool:
@@ -152,19 +134,23 @@ def measured_rows(rows: int) -> int:
 
 def clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
     """Estimate clocks of the busiest multiprocessor."""
-    parts = 1 if rows > PARALLEL_ROWS else splits
-    K = product.K / parts
+    K = product.K / (1 if rows > PARALLEL_ROWS else splits)
     height = rows_of_w(product.kind, shape)
     items = _num_items(product, rows, splits, shape)
-    if shape.cuts:
-        return _persistent_clocks(product, rows, splits, shape)
-    programs = -(-items // MULTIPROCESSORS)
     busy = _busy(height, row_pieces(shape.block_m), K)
-    steps = K / shape.block_k
-    alone = START + max(busy + steps * STEP, steps * LATENCY / (shape.num_stages - 1))
-    turns = -(-programs // min(programs, _resident(product, shape)))
-    is_filled = rows % shape.block_m == 0 or rows > PARALLEL_ROWS
-    return max(programs * busy, turns * alone) * (1.0 if is_filled else OUTSIDE)
+    if not shape.cuts:
+        programs = -(-items // MULTIPROCESSORS)
+        steps = K / shape.block_k
+        alone = START + max(busy + steps * STEP, steps * LATENCY / (shape.num_stages - 1))
+        turns = -(-programs // min(programs, _resident(product, shape)))
+        is_filled = rows % shape.block_m == 0 or rows > PARALLEL_ROWS
+        return max(programs * busy, turns * alone) * (1.0 if is_filled else OUTSIDE)
+    if items <= MULTIPROCESSORS:  # a first turn is never cut
+        return busy + START
+    num_whole, num_parts = _whole_and_parts(product, rows, splits, shape)
+    part = _busy(height, row_pieces(shape.block_m // shape.cuts), K) + START
+    turns = num_whole // MULTIPROCESSORS
+    return turns * (busy + START) + -(-num_parts // MULTIPROCESSORS) * part
 
 
 def _num_items(product: Product, rows: int, splits: int, shape: Shape) -> int:
@@ -172,20 +158,6 @@ def _num_items(product: Product, rows: int, splits: int, shape: Shape) -> int:
     parts = 1 if rows > PARALLEL_ROWS else splits
     height = rows_of_w(product.kind, shape)
     return -(-product.N // height) * -(-measured_rows(rows) // shape.block_m) * parts
-
-
-def _persistent_clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
-    """Add up whole turns, and one of parts; a first turn is never cut."""
-    K = product.K / (1 if rows > PARALLEL_ROWS else splits)
-    height = rows_of_w(product.kind, shape)
-    whole = _busy(height, row_pieces(shape.block_m), K) + START
-    items = _num_items(product, rows, splits, shape)
-    if items <= MULTIPROCESSORS:
-        return whole
-    num_whole, num_parts = _whole_and_parts(product, rows, splits, shape)
-    part = _busy(height, row_pieces(shape.block_m // shape.cuts), K) + START
-    turns = num_whole // MULTIPROCESSORS
-    return turns * whole + -(-num_parts // MULTIPROCESSORS) * part
 
 
 def _whole_and_parts(product: Product, rows: int, splits: int, shape: Shape) -> tuple[int, int]:

@@ -5,7 +5,7 @@ column of the same tensor-core instruction (linear.py), so tiles change the spee
 """
 
 from bisect import bisect_left
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, get_args
 
 Kind = Literal["split", "whole", "gate"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -16,13 +16,14 @@ PARALLEL_ROWS = 512  # with more rows a program walks all splits itself
 PERSISTENT_ROWS = 160  # persistent/ serves classes from here on
 SPLITS = (1, 2, 4)
 SHARED_MEMORY = 227 * 1024  # of one multiprocessor
-
-BLOCK_N = (64, 128, 192, 256)
-BLOCK_M = (16, 32, 48, 64, 96, 128, 160, 192, 256)
-BLOCK_K = (32, 64, 128, 256)  # divisors of 256: see split_blocks in tile_order.py
-NUM_STAGES = (2, 3, 4, 5, 6, 7, 8)
-NUM_WARPS = (4, 8)
-CUTS = (0, 1, 2, 4)
+ALLOWED = {
+    "block_n": (64, 128, 192, 256),
+    "block_m": (16, 32, 48, 64, 96, 128, 160, 192, 256),
+    "block_k": (32, 64, 128, 256),  # divisors of 256: see split_blocks in tiles.py
+    "num_stages": (2, 3, 4, 5, 6, 7, 8),
+    "num_warps": (4, 8),
+    "cuts": (0, 1, 2, 4),
+}
 PERSISTENT = (64, 4)  # block_k and num_warps that persistent/ is written for
 THREE_GROUPS = 192  # block_n, of persistent/ alone
 TURNS = 256  # block_m of gate with two groups there, with 8 gate and 8 up rows of W in turn
@@ -40,17 +41,6 @@ class Product(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.N}x{self.K}"
-
-
-class HasTile(Protocol):
-    """A Shape, or the Tiles made of one."""
-
-    @property
-    def block_n(self) -> int: ...
-    @property
-    def block_m(self) -> int: ...
-    @property
-    def cuts(self) -> int: ...
 
 
 class Shape(NamedTuple):
@@ -84,16 +74,15 @@ def row_pieces(block_m: int) -> tuple[int, int]:
     return whole, block_m - whole
 
 
-def takes_turns(kind: Kind, shape: HasTile) -> bool:
+def takes_turns(kind: Kind, block_n: int, block_m: int, cuts: int) -> bool:
     """Whether 8 gate and 8 up rows of W take turns in a tile, and one product has both."""
-    is_wide = shape.block_n == THREE_GROUPS or shape.block_m == TURNS
-    return kind == "gate" and shape.cuts != 0 and is_wide
+    return kind == "gate" and cuts != 0 and (block_n == THREE_GROUPS or block_m == TURNS)
 
 
 def rows_of_w(kind: Kind, shape: Shape) -> int:
     """Count a tile's rows of W, gate and up rows together."""
-    halves = 2 if kind == "gate" and not takes_turns(kind, shape) else 1
-    return shape.block_n * halves
+    has_turns = takes_turns(kind, shape.block_n, shape.block_m, shape.cuts)
+    return shape.block_n * (2 if kind == "gate" and not has_turns else 1)
 
 
 def bytes_of(kind: Kind, shape: Shape) -> int:
@@ -105,16 +94,7 @@ def bytes_of(kind: Kind, shape: Shape) -> int:
 
 def problem_of(product: Product, rows: int, shape: Shape) -> str | None:
     """Say why these tiles cannot serve a class of rows, or None."""
-    allowed = {
-        "block_n": BLOCK_N,
-        "block_m": BLOCK_M,
-        "block_k": BLOCK_K,
-        "num_stages": NUM_STAGES,
-        "num_warps": NUM_WARPS,
-        "cuts": CUTS,
-    }
-    for name, values in allowed.items():
-        value = getattr(shape, name)
+    for (name, values), value in zip(ALLOWED.items(), shape, strict=True):
         if value not in values:
             return f"{name} {value}, allowed are {', '.join(map(str, values))}"
     if shape.cuts != 0:
@@ -132,20 +112,18 @@ def problem_of(product: Product, rows: int, shape: Shape) -> str | None:
 
 
 def _persistent_problem(product: Product, rows: int, shape: Shape) -> str | None:
+    block_n, block_m, block_k, _, num_warps, cuts = shape
     if product.kind == "whole" or rows < PERSISTENT_ROWS or product.N % 16 != 0:
         wanted = f"split and gate, N a multiple of 16, from {PERSISTENT_ROWS} rows on"
-        return f"cuts {shape.cuts} is for {wanted}"
-    is_wide = shape.block_n == THREE_GROUPS
-    has_blocks = shape.block_n in (128, THREE_GROUPS) and shape.block_m >= 64
-    if not has_blocks or (shape.block_k, shape.num_warps) != PERSISTENT:
-        block_k, num_warps = PERSISTENT
-        needed = f"block_n 128 or {THREE_GROUPS}, block_k {block_k}, num_warps {num_warps}"
-        return f"cuts {shape.cuts} needs {needed} and block_m 64 or more"
-    if is_wide and shape.block_m > 128:
+        return f"cuts {cuts} is for {wanted}"
+    has_blocks = block_n in (128, THREE_GROUPS) and block_m >= 64
+    if not has_blocks or (block_k, num_warps) != PERSISTENT:
+        needed = "block_k {}, num_warps {}".format(*PERSISTENT)
+        return f"cuts {cuts} needs block_n 128 or {THREE_GROUPS}, {needed} and block_m 64 or more"
+    if block_n == THREE_GROUPS and block_m > 128:
         return f"block_n {THREE_GROUPS} is for block_m up to 128"
-    if shape.cuts > 1 and row_pieces(shape.block_m)[1]:
-        return f"cuts {shape.cuts}: block_m {shape.block_m} takes 1"
-    if shape.cuts > 1 and shape.block_m // shape.cuts < 32:
-        left = shape.block_m // shape.cuts
-        return f"cuts {shape.cuts} leaves {left} rows of block_m {shape.block_m}, 32 are needed"
+    if cuts > 1 and row_pieces(block_m)[1]:
+        return f"cuts {cuts}: block_m {block_m} takes 1"
+    if cuts > 1 and block_m // cuts < 32:
+        return f"cuts {cuts} leaves {block_m // cuts} rows of block_m {block_m}, 32 are needed"
     return None

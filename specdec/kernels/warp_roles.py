@@ -47,13 +47,13 @@ def make_ring(desc, COUNT: gl.constexpr):
 
 
 @gluon_jit
-def make_barriers(COUNT: gl.constexpr):
-    """Make two barriers for each place of a ring: it is ready, it is empty again."""
+def make_barriers(COUNT: gl.constexpr, READERS: gl.constexpr = 2):
+    """Make two barriers for each place of a ring: it is ready; READERS have left it empty again."""
     ready = gl.allocate_shared_memory(gl.int64, [COUNT, 1], hopper.mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [COUNT, 1], hopper.mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
         hopper.mbarrier.init(ready.index(i), count=1)
-        hopper.mbarrier.init(empty.index(i), count=2)
+        hopper.mbarrier.init(empty.index(i), count=READERS)
     return ready, empty
 
 

@@ -7,9 +7,9 @@ Letters: T rows, D draft hidden, E width of the target's features, W draft vocab
 import torch
 from torch import Tensor, nn
 
-from specdec.kernels.add import add
 from specdec.kernels.joint_input import joint_input, joint_input_of_rows
 from specdec.kernels.linear import Sums
+from specdec.kernels.norms import add
 from specdec.models.layers import MLP, Attention, Embedding, Linear, RMSNorm
 from weights.config import EagleConfig
 

@@ -7,10 +7,9 @@ neighbours. Letters: T rows, D hidden, H query heads, G kv heads, C channels per
 import torch
 from torch import Tensor, nn
 
-from specdec.kernels.add_rms_norm import add_rms_norm
 from specdec.kernels.gate_up import gate_up
 from specdec.kernels.linear import Sums, linear, split_linear
-from specdec.kernels.rms_norm import rms_norm
+from specdec.kernels.norms import add_rms_norm, rms_norm
 from specdec.kernels.rotate_and_store import HeadNorms
 from specdec.kernels.take_rows import take_rows
 from specdec.models.attention import attend, room_for, store_kv

@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec.kernels import jit, launch_options, pick, tl
 from specdec.kernels.choose_token import NoiseKeys
 from specdec.kernels.overlap import begin
-from specdec.kernels.support_floor.floor import Limits
+from specdec.kernels.support_floor import Limits
 from specdec.stepping.state import RequestState
 
 

@@ -21,7 +21,7 @@ from specdec.kernels.best_token import NOT_FINITE, StopMask, best_token
 from specdec.kernels.choose_token import NoiseKeys, choose_token
 from specdec.kernels.gumbel import BONUS, COIN, RESIDUAL, TARGET, uniform_ref
 from specdec.kernels.mask_rows import mask_rows
-from specdec.kernels.support_floor.floor import support_floor
+from specdec.kernels.support_floor import support_floor
 from specdec.kernels.tiles import empty_rows
 from specdec.models.llama import LlamaModel
 from specdec.sampler.accept import RULES, Decision, Drafted

@@ -14,11 +14,11 @@ The number of tiles is seldom a multiple of the multiprocessors, and those of a 
 leave many idle: their rows are cut, so that more programs have some.
 
 To be read in this order:
-1. launch.py: the launch on the host, with variant.py (what a compiled kernel is for, and the tuples
-   that its functions share) and descriptors.py (matrices as the copy engine takes them);
-2. kernel.py: the shared memory of a program, and which warps have which role;
+1. launch.py: the launch on the host;
+2. kernel.py: the tuples that functions share, a program's shared memory, its warps' roles, and the
+   role of four warps;
 3. items.py: which tiles of results a program makes, equal for all of its warps;
 4. copying.py: the role of the one warp;
-5. multiplying.py: the role of four warps, with products.py (the sums of an item), results.py (bias,
-   SwiGLU, and out) and late.py (results held for the next tile).
+5. products.py (the sums of an item), results.py (bias, SwiGLU, and out) and late.py (results held
+   for the next tile).
 """

@@ -1,6 +1,6 @@
 """What one warp does: fill the ring with the tiles of its program's items, as stages become empty.
 
-The order of the items is multiplying.py's.
+`multiply` of kernel.py takes them in this order.
 """
 
 from specdec.kernels import gl, gluon_jit, hopper, tl
@@ -11,7 +11,7 @@ from specdec.kernels.persistent.items import (
     place_of_item,
     place_of_part,
 )
-from specdec.kernels.tile_order import split_blocks
+from specdec.kernels.tiles import split_blocks
 
 
 @gluon_jit

@@ -7,7 +7,7 @@ rows, and so are items that end after the last row of x, whose empty parts no pr
 from typing import NamedTuple
 
 from specdec.kernels import gl, gluon_jit
-from specdec.kernels.tile_order import place_of
+from specdec.kernels.tiles import place_of
 
 
 class Workload(NamedTuple):

@@ -1,9 +1,77 @@
-"""The kernel: the shared memory of a program, and which warps have which role."""
+"""The kernel: the tuples that its functions share, a program's shared memory, and its warps' roles.
 
-from specdec.kernels import gl, gluon_jit, hopper
+Kernels make such tuples with keywords: the key of Triton's cache has the text of kernels, but not
+the order of a tuple's fields.
+"""
+
+from typing import NamedTuple
+
+from specdec.kernels import gl, gluon_jit, hopper, tl
 from specdec.kernels.persistent.copying import copy_tiles, wait_for_inputs
-from specdec.kernels.persistent.multiplying import multiply
-from specdec.kernels.persistent.variant import Results, Ring, Sizes, Sources
+from specdec.kernels.persistent.items import (
+    extent_of,
+    num_own,
+    own_item,
+    place_of_item,
+    place_of_part,
+)
+from specdec.kernels.persistent.late import multiply_late
+from specdec.kernels.persistent.products import sums_of_item
+from specdec.kernels.persistent.results import finish
+from specdec.kernels.warp_roles import make_barriers, make_ring
+
+
+class Variant(NamedTuple):
+    """What a compiled kernel is for."""
+
+    splits: int
+    walked: int  # splits that a program adds; the others are its neighbours'
+    is_gated: bool
+    has_bias: bool
+    tail: int  # rows of x in a second tile beside the first
+    cuts: int  # parts of a tile's rows in the last turn
+    num_stages: int
+    height: int  # columns of the results that a tile makes
+    groups: int  # of four warps, with 64 rows of W each
+    copy_registers: int
+    is_late: bool  # 16-bit results leave while the next tile is multiplied
+    has_turns: bool  # 8 gate and 8 up rows of W in turn: one product for both; is_gated is false
+
+
+class Sizes(NamedTuple):
+    """The sizes of a product."""
+
+    T: object
+    N: object
+    K: object
+
+
+class Sources(NamedTuple):
+    """Descriptors of what is copied."""
+
+    w: object
+    up: object
+    x: object
+    rest: object
+
+
+class Ring(NamedTuple):
+    """Shared memory that is copied to: tiles for each stage, and its barriers."""
+
+    w: object  # of three groups: a tile for each
+    up: object  # w where nothing is gated
+    x: object
+    tail: object  # x where tiles have no tail
+    ready: object  # the tiles have arrived
+    empty: object  # all groups have multiplied them
+
+
+class Results(NamedTuple):
+    """Where sums go, and what is added to them before."""
+
+    desc: object
+    buffers: object  # shared memory for two blocks of each group
+    bias_ptr: object
 
 
 @gluon_jit(varying=("T",))
@@ -25,16 +93,12 @@ def persistent_kernel(
         if gl.load(needed_ptr) == 0:
             return
     STAGES: gl.constexpr = VARIANT.num_stages
-    w_ring = _ring(w_desc, STAGES if VARIANT.groups == 2 else STAGES * VARIANT.groups)
-    x_ring = _ring(x_desc, STAGES)
-    up_ring = _ring(up_desc, STAGES) if VARIANT.is_gated else w_ring
-    tail_ring = _ring(rest_desc, STAGES) if VARIANT.tail > 0 else x_ring
-    out_buffers = _ring(out_desc, 2 * VARIANT.groups)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        hopper.mbarrier.init(ready.index(i), count=1)
-        hopper.mbarrier.init(empty.index(i), count=VARIANT.groups)
+    w_ring = make_ring(w_desc, STAGES if VARIANT.groups == 2 else STAGES * VARIANT.groups)
+    x_ring = make_ring(x_desc, STAGES)
+    up_ring = make_ring(up_desc, STAGES) if VARIANT.is_gated else w_ring
+    tail_ring = make_ring(rest_desc, STAGES) if VARIANT.tail > 0 else x_ring
+    out_buffers = make_ring(out_desc, 2 * VARIANT.groups)
+    ready, empty = make_barriers(STAGES, VARIANT.groups)
     hopper.fence_async_shared()
     sources = Sources(w=w_desc, up=up_desc, x=x_desc, rest=rest_desc)
     ring = Ring(w=w_ring, up=up_ring, x=x_ring, tail=tail_ring, ready=ready, empty=empty)
@@ -64,6 +128,27 @@ def persistent_kernel(
 
 
 @gluon_jit
-def _ring(desc, COUNT: gl.constexpr):
-    shape: gl.constexpr = [COUNT] + desc.block_type.shape  # noqa: RUF005  # no starred lists here
-    return gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
+def multiply(results, ring, sizes, VARIANT: gl.constexpr, GROUP: gl.constexpr):
+    """Multiply 64 rows of each tile of W, in four warps. GROUP: which 64 rows.
+
+    First come the program's own items, then parts of the last turn. copying.py keeps this order.
+    """
+    workload = extent_of(ring, sizes, VARIANT)
+    step = 0
+    num_written = 0
+    tl.extra.cuda.gdc_wait()  # before results are written
+    if VARIANT.is_late:
+        step, num_written = multiply_late(
+            results, ring, sizes, workload, step, num_written, VARIANT, GROUP
+        )
+    else:
+        for i in range(num_own(workload)):
+            place = place_of_item(own_item(i), ring, workload, VARIANT)
+            sums, step = sums_of_item(ring, step, sizes.K, VARIANT, GROUP, False)
+            num_written = finish(results, place, sums, sizes.N, num_written, VARIANT, GROUP)
+    if VARIANT.cuts > 1:
+        for i in range(gl.program_id(0), workload.num_cut, gl.num_programs(0)):
+            place = place_of_part(i, ring, workload, VARIANT)
+            sums, step = sums_of_item(ring, step, sizes.K, VARIANT, GROUP, True)
+            num_written = finish(results, place, sums, sizes.N, num_written, VARIANT, GROUP)
+    hopper.tma.store_wait(0)

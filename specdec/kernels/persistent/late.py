@@ -8,7 +8,7 @@ from specdec.kernels import gl, gluon_jit, hopper
 from specdec.kernels.persistent.items import num_own, own_item, place_of_item
 from specdec.kernels.persistent.products import add_blocks, begin, wait, zeros
 from specdec.kernels.persistent.results import result, write
-from specdec.kernels.tile_order import split_blocks
+from specdec.kernels.tiles import split_blocks
 
 
 @gluon_jit

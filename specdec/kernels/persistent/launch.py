@@ -1,14 +1,19 @@
-"""The launch of a product, and what the host chooses for it: variant, programs, descriptors."""
+"""The launch of a product: what the host chooses for it, and its matrices for the copy engine."""
 
+from functools import cache
+
+import torch
 from torch import Tensor
 
-from specdec.kernels import num_multiprocessors
+from specdec.kernels import GluonDescriptor, gl, num_multiprocessors
 from specdec.kernels.needed import need
-from specdec.kernels.persistent.descriptors import describe_out, describe_rows, describe_weight
-from specdec.kernels.persistent.kernel import persistent_kernel
-from specdec.kernels.persistent.variant import BLOCK_K, OUT_ROWS, Variant
-from specdec.kernels.tile_shapes import row_pieces, takes_turns
-from specdec.kernels.tiles import Tiles
+from specdec.kernels.persistent.kernel import Variant, persistent_kernel
+from specdec.kernels.tile_shapes import Kind, row_pieces, takes_turns
+from specdec.kernels.tiles import Tiles, rows_to_read
+
+BLOCK_N = 128  # rows of W in a tile of two groups
+BLOCK_K = 64
+OUT_ROWS = 32  # of a tile of results, in a buffer
 
 
 def launch_persistent(
@@ -24,51 +29,81 @@ def launch_persistent(
     N must be a multiple of 8, the halves' too. A bias needs S = 1. No launch since the last
     synchronisation may write the weight.
     """
-    S, T, N = out_STN.shape
+    (S, T, N), K = out_STN.shape, x_TK.shape[1]
     block_m, tail = row_pieces(tiles.block_m)
-    has_turns = takes_turns("gate" if is_gated else "split", tiles)
+    kind: Kind = "gate" if is_gated else "split"
+    has_turns = takes_turns(kind, tiles.block_n, tiles.block_m, tiles.cuts)
     groups = tiles.block_n // 64
     height = tiles.block_n // 2 if has_turns else tiles.block_n
-    w_desc, up_desc = describe_weight(weight_NK, N, tiles, has_turns)
-    persistent_kernel[(_num_programs(out_STN, tiles, height),)](
-        describe_out(out_STN, height // groups, groups),
-        w_desc,
-        up_desc,
-        *describe_rows(x_TK, block_m, tail or block_m // tiles.cuts),
-        weight_NK if bias_N is None else bias_N,
-        T,
-        N,
-        x_TK.shape[1],
-        VARIANT=Variant(
-            splits=tiles.splits,
-            walked=tiles.splits // S,
-            is_gated=is_gated and not has_turns,
-            has_bias=bias_N is not None,
-            tail=tail,
-            cuts=tiles.cuts,
-            num_stages=tiles.num_stages,
-            height=height,
-            groups=groups,
-            copy_registers=40 if groups == 2 else 24,  # what the groups leave
-            is_late=_may_leave_late(out_STN, x_TK.shape[1], tiles),
-            has_turns=has_turns,
-        ),
-        num_warps=4,
-        launch_pdl=True,
-        **need(),
+    # results in 16 bits, beside one sum, can wait for the next tile
+    can_wait = tail == 0 and tiles.splits == S and out_STN.element_size() == 2
+    variant = Variant(
+        splits=tiles.splits,
+        walked=tiles.splits // S,
+        is_gated=is_gated and not has_turns,
+        has_bias=bias_N is not None,
+        tail=tail,
+        cuts=tiles.cuts,
+        num_stages=tiles.num_stages,
+        height=height,
+        groups=groups,
+        copy_registers=40 if groups == 2 else 24,  # what the groups leave
+        is_late=can_wait and K // tiles.splits // BLOCK_K >= block_m // OUT_ROWS,
+        has_turns=has_turns,
     )
-
-
-def _num_programs(out_STN: Tensor, tiles: Tiles, height: int) -> int:
-    S, T, N = out_STN.shape
     num_tiles = S * -(-N // height) * -(-T // tiles.block_m)
-    return min(num_tiles, num_multiprocessors(out_STN.device))
+    out_desc = _describe_out(out_STN, height // groups, groups)
+    w_descs = _describe_weight(weight_NK, N, tiles, has_turns)
+    x_descs = _describe_rows(x_TK, block_m, tail or block_m // tiles.cuts)
+    bias = weight_NK if bias_N is None else bias_N
+    options = {"VARIANT": variant, "num_warps": 4, "launch_pdl": True} | need()
+    grid = (min(num_tiles, num_multiprocessors(x_TK.device)),)
+    persistent_kernel[grid](out_desc, *w_descs, *x_descs, bias, T, N, K, **options)
 
 
-def _may_leave_late(out_STN: Tensor, K: int, tiles: Tiles) -> bool:
-    """Whether a tile's results can wait for the next tile: in 16 bits, beside one sum."""
-    S = len(out_STN)
-    block_m, tail = row_pieces(tiles.block_m)
-    num_blocks = K // tiles.splits // BLOCK_K
-    is_alone = tail == 0 and tiles.splits == S
-    return is_alone and out_STN.element_size() == 2 and num_blocks >= block_m // OUT_ROWS
+def _describe_weight(
+    weight_NK: Tensor, N: int, tiles: Tiles, has_turns: bool
+) -> tuple[GluonDescriptor, GluonDescriptor]:
+    """Describe the gate rows and the up rows, or all rows twice."""
+    rows = tiles.block_n if tiles.block_n == BLOCK_N else 64  # no power of two: a group's
+    if not has_turns:
+        return describe(weight_NK[:N], rows), describe(weight_NK[-N:], rows)
+    # [2N, K] as [N / 8, 2, 8, K]: in a block 8 gate rows, the up rows beside them, 8 more
+    K, row = weight_NK.shape[1], weight_NK.stride(0)
+    shape, strides = [N // 8, 2, 8, K], [8 * row, N * row, row, 1]
+    layout = _shared_layout(weight_NK.dtype, 4)
+    desc = GluonDescriptor(weight_NK, shape, strides, [rows // 16, 2, 8, BLOCK_K], layout)
+    return desc, desc
+
+
+def _describe_rows(
+    x_TK: Tensor, block_m: int, rest: int
+) -> tuple[GluonDescriptor, GluonDescriptor]:
+    """Describe rows in blocks of block_m, and in blocks of `rest`."""
+    num_rows = rows_to_read(x_TK)
+    descs = [describe(x_TK, rows) for rows in dict.fromkeys((block_m, rest))]
+    for desc in descs:
+        desc.shape[0] = num_rows
+    return descs[0], descs[-1]
+
+
+def _describe_out(out_STN: Tensor, columns: int, groups: int) -> GluonDescriptor:
+    """Describe results in blocks, two of each group, that fit into what the ring leaves."""
+    size = out_STN.element_size()
+    rows = OUT_ROWS if groups == 2 else OUT_ROWS * 2 // size
+    layout = _shared_layout(out_STN.dtype, 3, min(128, columns * size))
+    shape, strides = list(out_STN.shape), list(out_STN.stride())
+    return GluonDescriptor(out_STN, shape, strides, [1, rows, columns], layout)
+
+
+def describe(matrix: Tensor, rows: int, block_k: int = BLOCK_K) -> GluonDescriptor:
+    """Describe a matrix in blocks of these rows and columns."""
+    shape, strides = list(matrix.shape), list(matrix.stride())
+    layout = _shared_layout(matrix.dtype, 2)
+    return GluonDescriptor(matrix, shape, strides, [rows, block_k], layout)
+
+
+@cache
+def _shared_layout(dtype: torch.dtype, rank: int, swizzled: int = 128) -> object:
+    bits = 8 * dtype.itemsize
+    return gl.NVMMASharedLayout(swizzle_byte_width=swizzled, element_bitwidth=bits, rank=rank)

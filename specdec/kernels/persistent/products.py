@@ -5,7 +5,7 @@ is gated, and both again of the tail if x has one.
 """
 
 from specdec.kernels import gl, gluon_jit, hopper
-from specdec.kernels.tile_order import split_blocks
+from specdec.kernels.tiles import split_blocks
 
 
 @gluon_jit

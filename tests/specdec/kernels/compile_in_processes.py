@@ -18,7 +18,7 @@ from tests.specdec.kernels.compile_persistent import HOPPER, source_of, triton  
 from triton.compiler import ASTSource
 from triton.compiler.compiler import get_cache_invalidating_env_vars
 
-from specdec.kernels import add, before_compiling
+from specdec.kernels import before_compiling, norms
 from specdec.kernels.compiler_processes import CompilerProcesses, is_cached
 
 GLUON = source_of(["128", "64", "1", "2", "split"])
@@ -33,16 +33,16 @@ OPTIONS = {
 def plain(**types: str) -> ASTSource:
     """A kernel in Triton; without types it does not compile."""
     constants = {"BLOCK_D": 128, "PDL": False, "SPLITS": 2, "HAS_BIAS": False}
-    names = add._add_kernel.arg_names
+    names = norms._add_kernel.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name) for name in names}
     signature = {name: kind or "i32" for name, kind in signature.items()}
     paths = {(names.index(name),): value for name, value in constants.items() if name in names}
-    return ASTSource(add._add_kernel, signature, paths, {})
+    return ASTSource(norms._add_kernel, signature, paths, {})
 
 
 def main() -> None:
     logging.basicConfig(level="INFO", format="%(message)s")
-    types = {name: "*fp32" for name in add._add_kernel.arg_names if name.endswith("_ptr")}
+    types = {name: "*fp32" for name in norms._add_kernel.arg_names if name.endswith("_ptr")}
     found: dict[str, object] = {}
     with CompilerProcesses(2) as processes:
         good = [GLUON, plain(**types)]

@@ -13,13 +13,12 @@ import torch
 
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import gl, triton
-    from specdec.kernels.persistent.kernel import persistent_kernel
-    from specdec.kernels.persistent.variant import Variant
+    from specdec.kernels.persistent.kernel import Variant, persistent_kernel
 
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from specdec.kernels.tile_shapes import Shape, row_pieces, takes_turns
+from specdec.kernels.tile_shapes import row_pieces, takes_turns
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -37,7 +36,7 @@ def source_of(words: list[str]) -> GluonASTSource:
     is_needed = "needed" in words
     is_late = "late" in words
     main_rows, tail = row_pieces(block_m)
-    has_turns = takes_turns(words[4], Shape(block_n, block_m, 64, 3, 4, cuts))
+    has_turns = takes_turns(words[4], block_n, block_m, cuts)
     groups = block_n // 64
     height = block_n // 2 if has_turns else block_n
     is_rounded = is_gated or is_late

@@ -8,8 +8,9 @@ import torch
 from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.attention.launch_plan import HeadShape, plan_launch, takes_prompt_kernel
 from specdec.kernels.linear import Sums, launch_linear
-from specdec.kernels.rotate_and_store import launch_rotate_and_store
+from specdec.kernels.rotate_and_store import rotate_and_store
 from tests.specdec.kernels.attention_cases import BF16, case
+from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.kernels.tree_cases import random_tree, tree_case
 
 GROUP, G, C = 4, 8, 128
@@ -110,7 +111,7 @@ def passes(positions, slots, cache):
         found = []
         torch.cuda._sleep(BUSY)  # all launches wait for it, and follow each other at once
         for qkv in qkvs:
-            q = launch_rotate_and_store(Sums(qkv, None), rope, None, positions, slots, kv)
+            q = by_kernel(rotate_and_store)(Sums(qkv, None), rope, None, positions, slots, kv)
             out = torch.empty_like(q)
             attend(q, out, kv)
             found.append(launch_linear(out.flatten(1), weight, None, BF16))

@@ -8,8 +8,8 @@ import torch
 from specdec.kernels import best_token as best_token_file
 from specdec.kernels.best_token import (
     StopMask,
+    best_token,
     best_token_ref,
-    launch_best_token,
     launch_tile_maxima,
 )
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices, launch_write
@@ -23,6 +23,7 @@ from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.propose import DraftLevel, propose_sampled
 from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
+from tests.specdec.kernels.by_kernel import by_kernel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 V, D = 200, 64
@@ -39,7 +40,7 @@ def device(request):
 def best_by_kernel(x, weight, mask=None):
     """Into a column of something wider."""
     out = torch.full((len(x), 3), -999, device=x.device)
-    launch_best_token(x, weight, out[:, 1], mask)
+    by_kernel(best_token)(x, weight, out[:, 1], mask)
     assert (out[:, ::2] == -999).all()
     return out[:, 1]
 

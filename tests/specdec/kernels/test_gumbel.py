@@ -20,7 +20,7 @@ from specdec.kernels.gumbel import (
     philox_ref,
     uniform_ref,
 )
-from specdec.kernels.support_floor.floor import Limits, launch_support_floor, support_floor_ref
+from specdec.kernels.support_floor import Limits, launch_support_floor, support_floor_ref
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SEED, POSITION = 0x123456789ABCDEF, 77

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.kernels import tile_order
+from specdec.kernels import tiles
 from specdec.kernels.persistent import items
-from specdec.kernels.persistent.variant import BLOCK_K, Sizes, Variant
+from specdec.kernels.persistent.kernel import Sizes, Variant
+from specdec.kernels.persistent.launch import BLOCK_K
 from specdec.kernels.tile_shapes import row_pieces
 
 K = 4096
@@ -32,12 +33,12 @@ def programs(monkeypatch):
         int32=torch.int64,
         constexpr=None,
     )
-    for module in (items, tile_order):
+    for module in (items, tiles):
         for name, function in list(vars(module).items()):
             if hasattr(function, "fn"):
                 monkeypatch.setattr(module, name, function.fn)
     monkeypatch.setattr(items, "gl", fake)
-    monkeypatch.setattr(tile_order, "tl", fake)
+    monkeypatch.setattr(tiles, "tl", fake)
 
     def each(variant, T, N):
         rows, _ = row_pieces(variant.block_m)

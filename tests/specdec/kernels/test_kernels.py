@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from specdec.kernels.add_rms_norm import add_rms_norm_ref, launch_add_rms_norm
 from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.arguments import workspace_size
 from specdec.kernels.attention.launch import launch_paged_attention
@@ -16,7 +15,7 @@ from specdec.kernels.attention.splits import num_splits
 from specdec.kernels.attention.twin import paged_attention_ref
 from specdec.kernels.best_token import launch_tile_maxima
 from specdec.kernels.gate_up import gate_up_ref, launch_gate_up
-from specdec.kernels.joint_input import joint_input_ref, launch_joint_input
+from specdec.kernels.joint_input import joint_input_of_rows, joint_input_ref
 from specdec.kernels.linear import (
     Sums,
     launch_linear,
@@ -24,15 +23,21 @@ from specdec.kernels.linear import (
     linear_ref,
     split_linear,
 )
-from specdec.kernels.rms_norm import launch_rms_norm, rms_norm_ref
+from specdec.kernels.norms import (
+    add_rms_norm,
+    add_rms_norm_ref,
+    rms_norm,
+    rms_norm_ref,
+)
 from specdec.kernels.rotate_and_store import (
     HeadNorms,
-    launch_rotate_and_store,
+    rotate_and_store,
     rotate_and_store_ref,
 )
-from specdec.kernels.take_rows import launch_take_rows, take_rows_ref
+from specdec.kernels.take_rows import take_rows, take_rows_ref
 from specdec.kernels.tile_shapes import rows_of_tiles
 from specdec.kernels.tiles import empty_rows, rows_to_read
+from tests.specdec.kernels.by_kernel import by_kernel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.float16]
@@ -158,11 +163,11 @@ def test_gate_up(device, dtype, rows, i, d, bias):
 def test_norms(device, dtype, rows, d):
     x, residual = (torch.randn(rows, d, device=device, dtype=dtype) for _ in range(2))
     w, b = (torch.randn(d, device=device, dtype=dtype) for _ in range(2))
-    close(launch_rms_norm(x, w, 1e-5), rms_norm_ref(x, w, 1e-5), dtype)
+    close(by_kernel(rms_norm)(x, w, 1e-5), rms_norm_ref(x, w, 1e-5), dtype)
     for parts, bias in ((1, None), (3, b)):
         sums = Sums(torch.randn(parts, rows, d, device=device), bias)
         for actual, expected in zip(
-            launch_add_rms_norm(sums, residual, w, 1e-5),
+            by_kernel(add_rms_norm)(sums, residual, w, 1e-5),
             add_rms_norm_ref(sums, residual, w, 1e-5),
             strict=True,
         ):
@@ -175,7 +180,7 @@ def test_rows_are_taken_of_queries_and_stream_alike(device, dtype, heads, d):
     q = torch.randn(9, heads, 32, device=device, dtype=dtype)
     stream = torch.randn(9, d + 4, device=device, dtype=dtype)[:, :d]
     rows = torch.tensor([8, 0, 3, 3, 10**6, -1], device=device)  # the last two of padding
-    taken = launch_take_rows(q, stream, rows)
+    taken = by_kernel(take_rows)(q, stream, rows)
     for each, expected, twin in zip(
         taken,
         (q[[8, 0, 3, 3, 8, 0]], stream[[8, 0, 3, 3, 8, 0]]),
@@ -196,11 +201,11 @@ def test_a_joint_input_is_two_norms_side_by_side(device, dtype, has_rows, rows, 
     picked = torch.randperm(rows + 3, device=device)[:rows] if has_rows else None
     features = features if has_rows else features[:rows]
     given = ids, table, weights[0], features, weights[1], 1e-6, picked
-    joined, found = launch_joint_input(*given)
+    joined, found = by_kernel(joint_input_of_rows)(*given)
     expected = features if picked is None else features[picked]
     assert torch.equal(found, expected)
-    halves = [launch_rms_norm(table[ids], weights[0], 1e-6)]
-    halves.append(launch_rms_norm(expected, weights[1], 1e-6))
+    halves = [by_kernel(rms_norm)(table[ids], weights[0], 1e-6)]
+    halves.append(by_kernel(rms_norm)(expected, weights[1], 1e-6))
     assert torch.equal(joined, torch.cat(halves, dim=-1))
     close(joined, joint_input_ref(*given)[0], dtype)
 
@@ -228,7 +233,7 @@ def test_rotate_and_store(device, dtype, has_bias, has_norms, C):
     caches = [
         torch.full((2, N + 1, G, S, C), torch.nan, dtype=dtype, device=device) for _ in range(2)
     ]
-    actual = launch_rotate_and_store(qkv, rope, norms, positions, slots, caches[0])
+    actual = by_kernel(rotate_and_store)(qkv, rope, norms, positions, slots, caches[0])
     expected = rotate_and_store_ref(qkv, rope, norms, positions, slots, caches[1])
     close(actual, expected, dtype)
     torch.testing.assert_close(
@@ -238,7 +243,7 @@ def test_rotate_and_store(device, dtype, has_bias, has_norms, C):
 
     qkv.parts_STN[..., : H * C] = torch.nan
     without = torch.full_like(caches[0], torch.nan)
-    launch_rotate_and_store(qkv, rope, norms, positions, slots, without, has_queries=False)
+    by_kernel(rotate_and_store)(qkv, rope, norms, positions, slots, without, has_queries=False)
     assert torch.equal(without.nan_to_num(7.0), caches[0].nan_to_num(7.0))
 
 

@@ -8,12 +8,12 @@ from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.kernels.best_token import (
     NO_TOKEN,
     NOT_FINITE,
+    best_token,
     best_token_ref,
-    launch_best_token,
     launch_write,
 )
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
-from specdec.kernels.support_floor.floor import Limits, launch_support_floor, support_floor_ref
+from specdec.kernels.support_floor import Limits, launch_support_floor, support_floor_ref
 from specdec.requests.row_start import RowStart, SamplingFlags
 from specdec.sampler.accept import RULES
 from specdec.sampler.sampler import Sampler
@@ -24,6 +24,7 @@ from specdec.stepping.propose import DraftLevel, launch_propose, launch_write_le
 from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Passes, Step
+from tests.specdec.kernels.by_kernel import by_kernel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 V, D, K = 300, 64, 2
@@ -50,7 +51,7 @@ def test_a_poisoned_hidden_state_gives_its_own_row_a_marker_and_no_other(device,
     x, weight = torch.randn(num_rows, D, device=device), torch.randn(V, D, device=device)
     sound, bad = best_token_ref(x, weight), poisoned(x, 1, value)
     ours = torch.full((num_rows,), -999, device=device)
-    launch_best_token(bad, weight, ours)
+    by_kernel(best_token)(bad, weight, ours)
     for tokens in (ours, best_token_ref(bad, weight)):
         assert tokens[1] == NOT_FINITE
         assert (

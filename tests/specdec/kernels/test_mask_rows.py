@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.kernels.mask_rows import launch_mask_rows, mask_rows_ref
+from specdec.kernels.mask_rows import mask_rows, mask_rows_ref
+from tests.specdec.kernels.by_kernel import by_kernel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -28,7 +29,7 @@ def test_rows_lose_the_ids_whose_bit_is_zero(device, num_ids, rows):
     expected = logits.cpu().clone()
     expected[torch.tensor(rows)] += torch.where(is_allowed, 0.0, -torch.inf)
 
-    for mask in (launch_mask_rows, mask_rows_ref):
+    for mask in (by_kernel(mask_rows), mask_rows_ref):
         found = torch.full((5, num_ids + 7), -999.0, device=device)
         found[:, :num_ids] = logits
         mask(found[:, :num_ids], torch.tensor(rows, device=device), bits)
@@ -37,7 +38,7 @@ def test_rows_lose_the_ids_whose_bit_is_zero(device, num_ids, rows):
 
 
 def test_nan_stays_nan_so_that_a_broken_row_is_seen(device):
-    for mask in (launch_mask_rows, mask_rows_ref):
+    for mask in (by_kernel(mask_rows), mask_rows_ref):
         logits = torch.full((1, 40), torch.nan, device=device)
         bits = torch.zeros(1, 2, dtype=torch.int32, device=device)
         mask(logits, torch.zeros(1, dtype=torch.int64, device=device), bits)

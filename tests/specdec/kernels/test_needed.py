@@ -11,7 +11,8 @@ from specdec.kernels import best_children, best_token, gate_up, linear
 from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.needed import need, needed_while
-from specdec.kernels.rotate_and_store import launch_rotate_and_store
+from specdec.kernels.rotate_and_store import rotate_and_store
+from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.kernels.test_kernels import attention_case
 from tests.specdec.kernels.tree_cases import chain, random_tree, tree_case
 
@@ -81,10 +82,10 @@ def test_keys_and_values_that_are_not_needed_are_not_stored(device):
     cache = torch.full((2, 2, G, 64, C), UNTOUCHED, device=device)
     count = torch.zeros(1, dtype=torch.int64, device=device)
     with needed_while(count):
-        launch_rotate_and_store(qkv, rope, None, places, places, cache)
+        by_kernel(rotate_and_store)(qkv, rope, None, places, places, cache)
         assert (cache == UNTOUCHED).all()
         count.fill_(1)
-        launch_rotate_and_store(qkv, rope, None, places, places, cache)
+        by_kernel(rotate_and_store)(qkv, rope, None, places, places, cache)
     assert (cache[:, 0, :, :T] != UNTOUCHED).all()
 
 

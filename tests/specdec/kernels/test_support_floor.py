@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from specdec.kernels import jit, tl
-from specdec.kernels.support_floor import floor
-from specdec.kernels.support_floor.floor import Limits, launch_support_floor, support_floor_ref
+from specdec.kernels import support_floor as floor
+from specdec.kernels.support_floor import Limits, launch_support_floor, support_floor_ref
 from specdec.kernels.support_floor.units import MASS, mass_of
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from specdec import SamplingParams
+from specdec.kernels.attention.launch import launch_paged_attention
+from specdec.kernels.rotate_and_store import rotate_and_store
 from specdec.runner import Runner
 from specdec.sizes import EngineSizes
 from specdec.start.load import assemble
@@ -85,21 +87,20 @@ def test_attention_of_a_gpu_gives_heads_of_96_the_same_tokens(tmp_path, monkeypa
     expected = pair.reference.greedy(prompt, 3)
     assert margin(pair.reference, prompt, expected) > 1e-3
     launched = set()
-    for file in ("attention.launch", "rotate_and_store"):
-        monkeypatch.setattr(f"specdec.kernels.{file}.pick", picks_kernels(launched))
-    eagle = random_draft(eagle3_config(pair.loaded, aux_boundaries=(0, 1), head_dim=48))
-    assert engine_tokens(pair.loaded, eagle, 1, 512, [prompt], 3) == [expected]
-    assert launched == {"launch_paged_attention", "launch_rotate_and_store"}
-
-
-def picks_kernels(launched: set[str]):
-    """A `pick` that takes kernels on the CPU too, and notes their names."""
 
     def pick(tensor, launch, twin):
-        launched.add(launch.__name__)
+        launched.add(launch)
         return launch
 
-    return pick
+    def use_triton(tensor):
+        launched.add(rotate_and_store)
+        return True
+
+    monkeypatch.setattr("specdec.kernels.attention.launch.pick", pick)
+    monkeypatch.setattr("specdec.kernels.rotate_and_store.use_triton", use_triton)
+    eagle = random_draft(eagle3_config(pair.loaded, aux_boundaries=(0, 1), head_dim=48))
+    assert engine_tokens(pair.loaded, eagle, 1, 512, [prompt], 3) == [expected]
+    assert launched == {launch_paged_attention, rotate_and_store}
 
 
 def small_draft(target):

@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 
-from specdec.kernels.add import launch_add
 from specdec.kernels.best_token import StopMask, best_token_ref, launch_tile_maxima
 from specdec.kernels.choose_token import NoiseKeys, launch_choices, noisy_ref
 from specdec.kernels.gumbel import TARGET
 from specdec.kernels.linear import Sums
+from specdec.kernels.norms import add
 from specdec.requests.row_start import RowStart
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import MAX_STOP_IDS
@@ -33,6 +33,7 @@ from specdec.stepping.propose import (
 from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
 from tests.specdec.buffer_tensors import buffer_tensors
+from tests.specdec.kernels.by_kernel import by_kernel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 V, D = 200, 64
@@ -369,6 +370,6 @@ def test_add(device, parts, has_bias):
     bias = torch.randn(33, device=device) if has_bias else None
     sums = Sums(torch.randn(parts, 5, 33, device=device), bias)
     residual, out = torch.randn(5, 33, device=device), torch.full((5, 40), torch.nan, device=device)
-    launch_add(sums, residual, out[:, :33])
+    by_kernel(add)(sums, residual, out[:, :33])
     torch.testing.assert_close(out[:, :33], sums.finish(torch.float32) + residual)
     assert out[:, 33:].isnan().all()

@@ -14,7 +14,7 @@ from specdec.draft import Draft
 from specdec.kernels.best_children import Perturbation
 from specdec.kernels.choose_token import NoiseKeys
 from specdec.kernels.gumbel import TARGET
-from specdec.kernels.move_slots import launch_move_slots, move_slots_ref
+from specdec.kernels.move_slots import move_slots, move_slots_ref
 from specdec.requests.row_start import RowStart
 from specdec.sampler import row_parameters
 from specdec.sizes import TreeShape
@@ -33,6 +33,7 @@ from specdec.stepping.grow_tree import (
 from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
 from tests.specdec.buffer_tensors import buffer_tensors
+from tests.specdec.kernels.by_kernel import by_kernel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 MAX_LEN = 150
@@ -388,7 +389,7 @@ def test_move_slots(device, G, C):
     theirs, before = ours.clone(), ours.clone()
     source = torch.tensor([5 * 64 + 3, -1, 5 * 64, 4 * 64 + 63, 300], device=device)
     target = torch.tensor([0, 17, 64 + 63, 2 * 64 + 1, -1], device=device)
-    launch_move_slots(ours, source, target)
+    by_kernel(move_slots)(ours, source, target)
     move_slots_ref(theirs, source, target)
     assert torch.equal(ours, theirs)
     assert torch.equal(ours[:, :, 1, :, 63], before[:, :, 5, :, 0])

@@ -1,0 +1,189 @@
+"""RMSNorm and the residual stream: each alone, and both at once.
+
+rms_norm: y = x / sqrt(mean(x^2) + eps) * w over the last dimension; float32 inside, rounded once.
+add_rms_norm: stream = x + residual for an unfinished product x; y = rms_norm(stream). x is rounded
+when it is finished, the stream when it is written; the norm reads the rounded stream.
+add: the stream alone, rounded as there.
+Tried and slower: programs beside add_rms_norm that prefetch the next product's weights into L2.
+"""
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
+from specdec.kernels.invariant import tree_sum
+from specdec.kernels.kept import store_kept
+from specdec.kernels.linear import Sums
+from specdec.kernels.opaque import opaque
+from specdec.kernels.overlap import begin, let_the_next_start, loaded_before, wait_for_inputs
+from specdec.kernels.tiles import empty_rows
+
+NORM_WARPS = 8  # one number for all norms: it decides the order of their sums
+
+
+@opaque(lambda x, weight, eps: x.new_empty(x.shape))
+def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """Returns [T, D] in x's dtype."""
+    if not use_triton(x_TD):
+        return rms_norm_ref(x_TD, weight_D, eps)
+    assert x_TD.stride(1) == 1, x_TD.stride()
+    T, D = x_TD.shape
+    out_TD = empty_rows(x_TD, T, D)
+    options = {"BLOCK_D": next_power_of_2(D), "num_warps": NORM_WARPS} | launch_options(x_TD)
+    _rms_norm_kernel[(T,)](out_TD, x_TD, weight_D, x_TD.stride(0), D, eps, **options)
+    return out_TD
+
+
+@jit
+def _rms_norm_kernel(
+    out_ptr,  # [T, D]
+    x_ptr,  # [T, D]
+    w_ptr,  # [D]
+    stride_x,
+    D,
+    eps,
+    BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin(PDL)
+    t = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK_D)
+    x = tl.load(x_ptr + t * stride_x + d, mask=d < D, other=0.0).to(tl.float32)
+    w = tl.load(w_ptr + d, mask=d < D, other=0.0).to(tl.float32)
+    store_kept(out_ptr + t * D + d, normed(x, w, D, eps).to(out_ptr.dtype.element_ty), d < D)
+
+
+@jit
+def normed(x, w, D, eps):
+    """Norm one row, with zeros after its D elements; all float32."""
+    return x * (1.0 / tl.sqrt(tl.sum(x * x, axis=0) / D + eps)) * w
+
+
+def rms_norm_ref(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    wide_TD = x_TD.float()
+    mean_T1 = tree_sum(wide_TD * wide_TD) / wide_TD.shape[-1]
+    return (wide_TD * (1.0 / torch.sqrt(mean_T1 + eps)) * weight_D.float()).to(x_TD.dtype)
+
+
+@opaque(lambda x, residual, *_: (torch.empty_like(residual), torch.empty_like(residual)), "tap_TD")
+def add_rms_norm(
+    x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: float, tap_TD: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The norm and the stream, both [T, D] in the residual's dtype.
+
+    x:      an unfinished product [T, D]; its launch is later than what writes the residual
+    tap_TD: receives the stream too (columns of a wider buffer)
+    """
+    if not use_triton(residual_TD):
+        return add_rms_norm_ref(x, residual_TD, weight_D, eps, tap_TD)
+    assert residual_TD.stride(1) == 1, residual_TD.stride()
+    assert x.parts_STN.is_contiguous(), x.parts_STN.stride()
+    S, T, D = x.parts_STN.shape
+    out_TD, stream_TD = empty_rows(residual_TD, T, D), empty_rows(residual_TD, T, D)
+    outs = (out_TD, stream_TD, stream_TD if tap_TD is None else tap_TD)
+    bias = weight_D if x.bias_N is None else x.bias_N
+    strides = (residual_TD.stride(0), 0 if tap_TD is None else tap_TD.stride(0))
+    flags = {"HAS_BIAS": x.bias_N is not None, "HAS_TAP": tap_TD is not None, "SPLITS": S}
+    options = {"BLOCK_D": next_power_of_2(D), "num_warps": NORM_WARPS} | launch_options(residual_TD)
+    _add_rms_norm_kernel[(T,)](
+        *outs, x.parts_STN, bias, residual_TD, weight_D, *strides, T, D, eps, **flags, **options
+    )
+    return out_TD, stream_TD
+
+
+@jit
+def _add_rms_norm_kernel(
+    out_ptr,  # [T, D]
+    stream_ptr,  # [T, D]
+    tap_ptr,  # [T, D], with HAS_TAP
+    parts_ptr,  # [SPLITS, T, D] float32, or rounded
+    bias_ptr,  # [D]
+    residual_ptr,  # [T, D]
+    w_ptr,  # [D]
+    stride_residual,
+    stride_tap,
+    T,
+    D,
+    eps,
+    HAS_BIAS: tl.constexpr,
+    HAS_TAP: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_the_next_start(PDL)
+    t = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK_D)
+    inside = d < D
+    w = loaded_before(tl.load(w_ptr + d, mask=inside, other=0.0), PDL)
+    at = residual_ptr + t * stride_residual + d
+    residual = loaded_before(tl.load(at, mask=inside, other=0.0, cache_modifier=".cg"), PDL)
+    wait_for_inputs(PDL)
+    dtype = out_ptr.dtype.element_ty
+    x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS).to(dtype).to(tl.float32)
+    stream = (x + residual).to(dtype)
+    store_kept(stream_ptr + t * D + d, stream, inside)
+    if HAS_TAP:
+        store_kept(tap_ptr + t * stride_tap + d, stream, inside)
+    store_kept(out_ptr + t * D + d, normed(stream.to(tl.float32), w, D, eps).to(dtype), inside)
+
+
+def add_rms_norm_ref(
+    x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: float, tap_TD: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    stream_TD = x.finish(residual_TD.dtype) + residual_TD
+    if tap_TD is not None:
+        tap_TD.copy_(stream_TD)
+    return rms_norm_ref(stream_TD, weight_D, eps), stream_TD
+
+
+@opaque(writes="out_TD")
+def add(x: Sums, residual_TD: Tensor, out_TD: Tensor) -> None:
+    """x: an unfinished product [T, D]; out_TD is overwritten and has the residual's dtype."""
+    if not use_triton(residual_TD):
+        return add_ref(x, residual_TD, out_TD)
+    S, T, D = x.parts_STN.shape
+    bias = x.parts_STN if x.bias_N is None else x.bias_N
+    strides = (out_TD.stride(0), residual_TD.stride(0))
+    flags = {"HAS_BIAS": x.bias_N is not None, "SPLITS": S, "BLOCK_D": next_power_of_2(D)}
+    options = {"num_warps": NORM_WARPS} | launch_options(residual_TD)
+    _add_kernel[(T,)](out_TD, x.parts_STN, bias, residual_TD, *strides, T, D, **flags, **options)
+
+
+@jit
+def _add_kernel(
+    out_ptr,  # [T, D]
+    parts_ptr,  # [SPLITS, T, D] float32, or rounded
+    bias_ptr,  # [D]
+    residual_ptr,  # [T, D]
+    stride_out,
+    stride_residual,
+    T,
+    D,
+    HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin(PDL)
+    t = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK_D)
+    dtype = out_ptr.dtype.element_ty
+    x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS).to(dtype).to(tl.float32)
+    residual = tl.load(residual_ptr + t * stride_residual + d, mask=d < D, other=0.0).to(tl.float32)
+    tl.store(out_ptr + t * stride_out + d, (x + residual).to(dtype), mask=d < D)
+
+
+@jit
+def finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr):
+    """Finish one row of an unfinished product, float32: add the splits in order, then the bias."""
+    x = tl.load(parts_ptr + t * D + d, mask=d < D, other=0.0)
+    for i in tl.static_range(1, SPLITS):
+        x += tl.load(parts_ptr + (i * T + t) * D + d, mask=d < D, other=0.0)
+    if HAS_BIAS:
+        x += tl.load(bias_ptr + d, mask=d < D, other=0.0).to(tl.float32)
+    return x
+
+
+def add_ref(x: Sums, residual_TD: Tensor, out_TD: Tensor) -> None:
+    out_TD.copy_(x.finish(residual_TD.dtype) + residual_TD)

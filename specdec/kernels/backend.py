@@ -11,26 +11,21 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-
-# the parameters of the launchers of these names
-Linear = Callable[[Tensor, Tensor, Tensor | None, torch.dtype], Tensor]
-SplitLinear = Callable[[Tensor, Tensor, torch.dtype, int], Tensor]
-GateUp = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-TileMaxima = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-Attend = Callable[[Tensor, Tensor, int, bool], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """What to call; None: our own. attend: on any device, the others on a GPU."""
+    """What to call with the parameters of the launchers of these names; None: our own.
 
-    linear: Linear | None = None
-    split_linear: SplitLinear | None = None
-    gate_up: GateUp | None = None
-    tile_maxima: TileMaxima | None = None
-    attend: Attend | None = None
+    attend: on any device, the others on a GPU
+    """
+
+    linear: Callable[..., Tensor] | None = None
+    split_linear: Callable[..., Tensor] | None = None
+    gate_up: Callable[..., Tensor] | None = None
+    tile_maxima: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    attend: Callable[[Tensor, Tensor, int, bool], None] | None = None
 
 
 backend: ContextVar[Backend] = ContextVar("backend", default=Backend())  # noqa: B039  # it is frozen

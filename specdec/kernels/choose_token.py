@@ -47,7 +47,8 @@ class NoiseKeys(NamedTuple):
         return self._rows(slice(None, None, step))
 
     def _rows(self, which: slice) -> "NoiseKeys":
-        return NoiseKeys(*(each[which] for each in self[:4]), self.stream, self.token_ids)
+        temperatures, seeds, positions, epochs = (each[which] for each in self[:4])
+        return NoiseKeys(temperatures, seeds, positions, epochs, self.stream, self.token_ids)
 
 
 def choose_token(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys, out_T: Tensor) -> None:

@@ -9,12 +9,12 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from threading import Thread
 from typing import Any
 
@@ -64,34 +64,41 @@ def compiling_ahead(
     """
     hashing_compiler().join()
     count = min(len(os.sched_getaffinity(0)), MOST_AT_ONCE)
-    with CompilerProcesses(count) as processes, _threads(count, device, processes) as pool:
+
+    def begin() -> None:
+        """Start a thread that waits for the processes, and loads what these have compiled."""
+        _use(device)
+        before_compiling.set(processes.prepare)
+
+    def note_ready() -> None:
+        """Enter finished kernels in Triton's table, which it does only at the end by itself."""
+        for kernel in list(mode.future_kernels.values()):
+            if kernel.kernel is None and kernel.future.done():
+                kernel.result(ignore_errors=may_fail)
+
+    with (
+        CompilerProcesses(count) as processes,
+        ThreadPoolExecutor(count, initializer=begin) as pool,
+    ):
         with _mode(pool, may_fail) as mode:
             try:
-                yield partial(_note_ready, mode.future_kernels, may_fail)
+                yield note_ready
                 _watch(mode.raw_futures, progress)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 mode.raw_futures.clear()  # it would wait for kernels that never begin
                 raise
-        first, others = by_launcher(filter(None, map(_result, mode.future_kernels.values())))
+        # a kernel that did not compile, and may, is None
+        first, others = by_launcher(filter(None, (f.kernel for f in mode.future_kernels.values())))
         if LAUNCHER in sys.modules:  # not the first in this process
             first, others = [], first + others
-        for each in [pool.submit(_load, kernel) for kernel in first]:
+        # what a first launch would do: bring a kernel to the GPU and build its launcher
+        for each in [pool.submit(getattr, kernel, "run") for kernel in first]:
             if each.exception() is not None and not may_fail:
                 each.result()
         for kernel in others:
             with suppress(Exception) if may_fail else nullcontext():
-                _load(kernel)
-
-
-def _threads(count: int, device: torch.device, processes: CompilerProcesses) -> ThreadPoolExecutor:
-    """Start threads that wait for the processes, and load what these have compiled."""
-
-    def begin() -> None:
-        _use(device)
-        before_compiling.set(processes.prepare)
-
-    return ThreadPoolExecutor(count, initializer=begin)
+                _ = kernel.run
 
 
 @contextmanager
@@ -116,18 +123,6 @@ def _use(device: torch.device) -> None:
     torch.cuda.set_device(device.index or 0)
 
 
-def _note_ready(kernels: Mapping[object, Any], may_fail: bool) -> None:
-    """Enter finished kernels in Triton's table, which it does only at the end by itself."""
-    for kernel in list(kernels.values()):
-        if kernel.kernel is None and kernel.future.done():
-            kernel.result(ignore_errors=may_fail)
-
-
-def _result(future: Any) -> Any:
-    """Return the kernel; None if it did not compile and may fail."""
-    return future.kernel
-
-
 def by_launcher(kernels: Iterable[Any]) -> tuple[list[Any], list[Any]]:
     """Split kernels into the first of each launcher, and the others.
 
@@ -149,11 +144,6 @@ def _type_in_c(parameter: object) -> str:
     """Name a parameter's type in Triton, with one name for all that a launcher takes alike."""
     name = re.sub(r"\*\w+", "*", str(parameter)).partition("<")[0]
     return re.sub(r"\b([iu])1\b", r"\g<1>8", name).replace("fp32", "f32")
-
-
-def _load(kernel: Any) -> object:
-    """Bring a kernel to the GPU and build its launcher, which its first launch would do."""
-    return kernel.run
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, pick, tl
-from specdec.kernels.backend import GateUp, backend
+from specdec.kernels.backend import backend
 from specdec.kernels.few_rows import has_few_rows, launch_few_rows
 from specdec.kernels.invariant import blocked_exp
 from specdec.kernels.kept import store_kept
@@ -21,7 +21,7 @@ from specdec.kernels.tiles import Tiles, empty_rows, num_tiles, place_of, tiles_
 @opaque(lambda x, weight, bias: x.new_empty(x.shape[0], weight.shape[0] // 2))
 def gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None = None) -> Tensor:
     """weight_XD: [2I, D], gate rows before up rows. Returns [T, I] in x's dtype."""
-    launch: GateUp = backend.get().gate_up or launch_gate_up
+    launch = backend.get().gate_up or launch_gate_up
     return pick(x_TD, launch, gate_up_ref)(x_TD, weight_XD, bias_X)
 
 

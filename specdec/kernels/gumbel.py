@@ -11,8 +11,6 @@ the body of a vector and its tail. Kernels that call `gumbel_noise` are launched
 enable_fp_fusion=False: a fused multiply-add would round once less.
 """
 
-import struct
-
 import torch
 from torch import Tensor
 
@@ -26,22 +24,15 @@ WEYL = (0x9E3779B9, 0xBB67AE85)
 MASK = 0xFFFFFFFF
 
 
-def _float32(value: float) -> float:
-    """Round to the nearest float32, so that twin and kernel begin with the same number."""
-    return float(struct.unpack("f", struct.pack("f", value))[0])
-
-
 # log(1 + m) = m - m^2 / 2 + m^3 P(m) for m in [sqrt(1/2) - 1, sqrt(2) - 1], and ln 2 in two parts
-# (Cephes, logf)
-SQRT_HALF = _float32(0.707106781186547524)
-LOG_P = [
-    _float32(value)
-    for value in (
-        *(7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1),
-        *(-1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1),
-    )
-]
-LN2_LOW = _float32(-2.12194440e-4)
+# (Cephes, logf); each number is rounded to float32, as natural_log has it
+SQRT_HALF = 0.7071067690849304
+LOG_P = (
+    *(0.07037683576345444, -0.11514610052108765, 0.11676998436450958, -0.12420140951871872),
+    *(0.14249323308467865, -0.16668057441711426, 0.2000071406364441, -0.24999994039535522),
+    0.3333333134651184,
+)
+LN2_LOW = -0.00021219444170128554
 LN2_HIGH = 0.693359375
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import TensorDescriptor, jit, launch_options, pick, tl, use_triton
-from specdec.kernels.backend import Linear, SplitLinear, backend
+from specdec.kernels.backend import backend
 from specdec.kernels.few_rows import has_few_rows, launch_few_rows
 from specdec.kernels.invariant import blocked_product
 from specdec.kernels.kept import store_kept
@@ -66,7 +66,7 @@ def linear(
 
     No launch since the last synchronisation may write the weight.
     """
-    launch: Linear = backend.get().linear or launch_linear
+    launch = backend.get().linear or launch_linear
     return pick(x_TK, launch, linear_ref)(x_TK, weight_NK, bias_N, out_dtype or x_TK.dtype)
 
 
@@ -91,7 +91,7 @@ def _empty_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype, first: int)
 
 @opaque(_empty_sums)
 def _split_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype, first: int) -> Tensor:
-    launch: SplitLinear = backend.get().split_linear or launch_split_linear
+    launch = backend.get().split_linear or launch_split_linear
     return pick(x_TK, launch, split_linear_ref)(x_TK, weight_NK, dtype, first)
 
 
@@ -174,7 +174,8 @@ def _launch(
 
 def tile_options(x_TK: Tensor, tiles: Tiles) -> dict[str, object]:
     """Give the constants and options of kernels with a program for each tile."""
-    options = {"TAIL": row_pieces(tiles.block_m)[1], "num_stages": tiles.num_stages}
+    _, tail = row_pieces(tiles.block_m)
+    options: dict[str, object] = {"TAIL": tail, "num_stages": tiles.num_stages}
     return options | {"num_warps": tiles.num_warps} | launch_options(x_TK) | need()
 
 

@@ -6,8 +6,7 @@ become its arguments, and where the tuple may be None each of them may.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, ParamSpec, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import torch
@@ -15,18 +14,12 @@ from torch import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Join = Callable[[Sequence[object]], object]
-
 _TYPES: dict[object, str] = {
-    Tensor: "Tensor",
-    int: "int",
-    bool: "bool",
-    float: "float",
+    **{Tensor: "Tensor", int: "int", bool: "bool", float: "float"},
     torch.dtype: "ScalarType",
 }
 _RESULTS: dict[object, str] = {
-    Tensor: "Tensor",
-    tuple[Tensor, Tensor]: "(Tensor, Tensor)",
+    **{Tensor: "Tensor", tuple[Tensor, Tensor]: "(Tensor, Tensor)"},
     type(None): "()",
 }
 
@@ -67,19 +60,18 @@ def opaque(
     return decorate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parameter:
+class _Parameter(NamedTuple):
     """A parameter of the function, and what it is to the op."""
 
     name: str
     default: object
     arguments: tuple[str, ...]  # of the op, as in its schema: "Tensor? x_bias_N"
-    join: Join | None  # makes the tuple of their values; None: it is no tuple
+    join: Callable[[Sequence[object]], object] | None  # makes the tuple of their values, if any
 
 
 def _parameter(name: str, hint: object, default: object, is_written: bool) -> _Parameter:
     kind, is_optional = _without_none(hint)
-    join: Join | None = None
+    join: Callable[[Sequence[object]], object] | None = None
     if kind in _TYPES:
         fields = {name: kind}
     elif get_origin(kind) is tuple:
@@ -89,13 +81,12 @@ def _parameter(name: str, hint: object, default: object, is_written: bool) -> _P
         named = cast(type[NamedTuple], kind)
         fields = {f"{name}_{field}": item for field, item in get_type_hints(named).items()}
         join = named._make
-    arguments = tuple(_argument(*field, is_optional, is_written) for field in fields.items())
-    return _Parameter(name=name, default=default, arguments=arguments, join=join)
-
-
-def _argument(name: str, hint: object, is_optional: bool, is_written: bool) -> str:
-    kind, may_be_none = _without_none(hint)
-    return f"{_TYPES[kind]}{'(a!)' * is_written}{'?' * (is_optional or may_be_none)} {name}"
+    arguments = []
+    for argument, item in fields.items():
+        kind, may_be_none = _without_none(item)
+        mark = "(a!)" * is_written + "?" * (is_optional or may_be_none)
+        arguments.append(f"{_TYPES[kind]}{mark} {argument}")
+    return _Parameter(name, default, tuple(arguments), join)
 
 
 def _without_none(hint: object) -> tuple[object, bool]:
@@ -110,19 +101,14 @@ def _spread(
     flat: list[object] = []
     for i, parameter in enumerate(parameters):
         value = args[i] if i < len(args) else kwargs.get(parameter.name, parameter.default)
-        if isinstance(value, tuple):
-            flat.extend(value)
-        else:
-            flat.extend([value] * (len(parameter.arguments) if value is None else 1))
+        flat += value if isinstance(value, tuple) else [value] * len(parameter.arguments)
     return flat
 
 
-def _joined(parameters: Sequence[_Parameter], flat: Sequence[object]) -> Iterator[object]:
-    start = 0
+def _joined(parameters: Sequence[_Parameter], flat: Sequence[object]) -> list[object]:
+    rest = iter(flat)
+    found: list[object] = []
     for parameter in parameters:
-        values = flat[start : start + len(parameter.arguments)]
-        start += len(values)
-        if parameter.join is None:
-            yield values[0]
-        else:
-            yield None if values[0] is None else parameter.join(values)
+        values, join = [next(rest) for _ in parameter.arguments], parameter.join
+        found.append(values[0] if join is None or values[0] is None else join(values))
+    return found

@@ -16,11 +16,7 @@ from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import Sums
 from specdec.kernels.needed import need
 from specdec.kernels.norms import rms_norm_ref
-from specdec.kernels.overlap import (
-    let_the_next_start,
-    loaded_before,
-    wait_for_inputs_knowing,
-)
+from specdec.kernels.overlap import let_the_next_start, loaded_before, wait_for_inputs_knowing
 
 Rope = tuple[Tensor, Tensor]  # cos and sin [positions, C/2] float32
 

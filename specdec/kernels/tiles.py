@@ -66,13 +66,7 @@ def _of_columns(num_rows: int, N: int, K: int, dtype: torch.dtype, splits: int) 
 
 @cache
 def choose_tiles(
-    kind: Kind,
-    num_rows: int,
-    N: int,
-    K: int,
-    dtype: torch.dtype,
-    gpu: str,
-    has_wgmma: bool = False,
+    kind: Kind, num_rows: int, N: int, K: int, dtype: torch.dtype, gpu: str, has_wgmma: bool = False
 ) -> Tiles:
     """Choose the tiles of a product of `num_rows` rows (a `row_class`) with W [N, K]."""
     product = Product(kind, N, K, dtype_name(dtype))

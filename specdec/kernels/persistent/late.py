@@ -38,15 +38,7 @@ def multiply_late(
 
 @gluon_jit
 def _sums(
-    results,
-    ring,
-    step,
-    K,
-    held,
-    of_held,
-    num_written,
-    VARIANT: gl.constexpr,
-    GROUP: gl.constexpr,
+    results, ring, step, K, held, of_held, num_written, VARIANT: gl.constexpr, GROUP: gl.constexpr
 ):
     """Add up one split, while what is held leaves."""
     STAGES: gl.constexpr = VARIANT.num_stages

@@ -141,5 +141,4 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 def next_power_of_2(n: int) -> int:
-    """Round up to a power of two."""
     return 1 << max(n - 1, 0).bit_length()

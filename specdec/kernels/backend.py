@@ -33,7 +33,6 @@ backend: ContextVar[Backend] = ContextVar("backend", default=Backend())  # noqa:
 
 @contextmanager
 def using(other: Backend) -> Iterator[None]:
-    """Call these in the body."""
     before = backend.set(other)
     try:
         yield

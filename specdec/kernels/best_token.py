@@ -132,38 +132,28 @@ def _tile_maxima_kernel(
         if tl.load(needed_ptr) == 0:
             return
     outs = (best_ptr, ids_ptr, sums_ptr)
-    mask = (positions_ptr, states_ptr, min_positions_ptr, stop_ids_ptr, R)
+    mask = (positions_ptr, states_ptr, min_positions_ptr, stop_ids_ptr, R) if HAS_MASK else None
     if TAIL > 0:
         descs = (x_desc, tail_desc, w_desc)
         logits, rest = split_sum_and_tail(descs, tile * BLOCK_N, m0, 0, D, 1)
         let_the_next_start(PDL)
-        _reduce(outs, rest, tile, m0 + BLOCK_M, T, V, mask, HAS_MASK, HAS_SUMS, STOP_IDS)
+        _reduce(outs, rest, tile, m0 + BLOCK_M, (T, V), mask, HAS_SUMS, STOP_IDS)
     else:
         logits = split_sum(x_desc, w_desc, tile * BLOCK_N, m0, 0, D, 1)
         let_the_next_start(PDL)
-    _reduce(outs, logits, tile, m0, T, V, mask, HAS_MASK, HAS_SUMS, STOP_IDS)
+    _reduce(outs, logits, tile, m0, (T, V), mask, HAS_SUMS, STOP_IDS)
 
 
 @jit
-def _reduce(
-    outs,
-    logits,
-    tile,
-    m0,
-    T,
-    V,
-    mask,
-    HAS_MASK: tl.constexpr,
-    HAS_SUMS: tl.constexpr,
-    STOP_IDS: tl.constexpr,
-):
+def _reduce(outs, logits, tile, m0, sizes, mask, HAS_SUMS: tl.constexpr, STOP_IDS: tl.constexpr):
     """Reduce a tile of logits to each row's maximum, its id and the sum. outs, mask: pointers."""
     best_ptr, ids_ptr, sums_ptr = outs
-    positions_ptr, states_ptr, min_positions_ptr, stop_ids_ptr, R = mask
+    T, V = sizes
     n = tile * logits.shape[0] + tl.arange(0, logits.shape[0])
     m = m0 + tl.arange(0, logits.shape[1])
     logits = tl.where((n < V)[:, None], logits, float("-inf"))
-    if HAS_MASK:
+    if mask is not None:
+        positions_ptr, states_ptr, min_positions_ptr, stop_ids_ptr, R = mask
         idx = tl.load(states_ptr + m, mask=m < T, other=-1)
         row = tl.where(idx < 0, R, idx)
         position = tl.load(positions_ptr + m, mask=m < T, other=0)

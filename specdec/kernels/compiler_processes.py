@@ -95,11 +95,14 @@ class CompilerProcesses:
                 return
             pairs = [socket.socketpair() for _ in range(self._count)]
             theirs = [their.fileno() for _, their in pairs]
+            path = os.pathsep.join(directory for directory in sys.path if directory)
+            # the processes find the same modules and the same cache
+            same = {"PYTHONPATH": path, "TRITON_CACHE_DIR": triton.knobs.cache.dir, NO_GPU: "1"}
             try:
                 self._first = subprocess.Popen(
                     [sys.executable, "-P", "-c", PROGRAM, *map(str, theirs)],
                     pass_fds=theirs,
-                    env=os.environ | _environment(),
+                    env=os.environ | same,
                     process_group=0,
                 )
             finally:
@@ -118,12 +121,6 @@ def is_cached(
     key = kernel_cache.get_cache_key(source, backend, parsed, env_vars=_env_vars)
     entry = kernel_cache.get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
     return bool(entry.get_group(f"{source.name[:150]}.json"))
-
-
-def _environment() -> dict[str, str]:
-    """Make the environment in which processes find the same modules and the same cache."""
-    path = os.pathsep.join(directory for directory in sys.path if directory)
-    return {"PYTHONPATH": path, "TRITON_CACHE_DIR": triton.knobs.cache.dir, NO_GPU: "1"}
 
 
 class JobPickler(ForkingPickler):

@@ -138,7 +138,6 @@ def philox(k0, k1, a, b, c, d):
 
 @jit
 def gumbel_noise(r):
-    """Compute g of uint32 draws."""
     is_low = r < 0x80000000
     distance = tl.where(is_low, r, 0xFFFFFFFF - r).to(tl.int32).to(tl.float32)
     x = (distance + 0.5) * 2.3283064365386963e-10

@@ -112,7 +112,7 @@ def launch_linear(
 ) -> Tensor:
     """tiles: None: the fastest that are known, as everywhere but in tuning"""
     out_TN = torch.empty(len(x_TK), len(weight_NK), dtype=out_dtype, device=x_TK.device)
-    _multiply(out_TN, x_TK, weight_NK, bias_N, tiles or tiles_for("whole", x_TK, weight_NK))
+    _multiply(out_TN, x_TK, weight_NK, bias_N, tiles or tiles_for("whole", x_TK, weight_NK), 0)
     return out_TN
 
 
@@ -138,12 +138,7 @@ def launch_split_linear(
 
 
 def _multiply(
-    out: Tensor,
-    x_TK: Tensor,
-    weight_NK: Tensor,
-    bias_N: Tensor | None,
-    tiles: Tiles,
-    first: int = 0,
+    out: Tensor, x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, tiles: Tiles, first: int
 ) -> None:
     """Launch the kernel that is made for these tiles."""
     if tiles.cuts != 0:
@@ -155,12 +150,7 @@ def _multiply(
 
 
 def _launch(
-    out: Tensor,
-    x_TK: Tensor,
-    weight_NK: Tensor,
-    bias_N: Tensor | None,
-    tiles: Tiles,
-    first: int = 0,
+    out: Tensor, x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, tiles: Tiles, first: int
 ) -> None:
     T, K = x_TK.shape
     N = len(weight_NK)

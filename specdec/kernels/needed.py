@@ -6,31 +6,25 @@ written. Elsewhere the pointer is None, a constant to the compiler, which leaves
 the kernels. Torch twins always compute.
 """
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from torch import Tensor
 
-
-class _Current(threading.local):
-    count: Tensor | None = None
-
-
-_current = _Current()
+_count: ContextVar[Tensor | None] = ContextVar("_count", default=None)
 
 
 @contextmanager
 def needed_while(count: Tensor | None) -> Iterator[None]:
     """Launches of the body are needed where count [1], int64 on their device, is not 0."""
-    previous = _current.count
-    _current.count = count
+    before = _count.set(count)
     try:
         yield
     finally:
-        _current.count = previous
+        _count.reset(before)
 
 
 def need() -> dict[str, Tensor | None]:
     """Give the argument of a kernel that may return at once: needed_ptr."""
-    return {"needed_ptr": _current.count}
+    return {"needed_ptr": _count.get()}

@@ -26,12 +26,10 @@ the last keys of paths that have no part of them. Beside the walk of large trees
 soon as they have left their results, and others take their places. That walk has its keys loaded
 without a wait, as they were there before the last product; one warp waits for the queries.
 
-Tried and dropped: prefetching the first weights into the L2 cache (prefetch.global.L2) before the
-wait costs 1 to 3 % of a decode pass, where copies of them to shared memory (few_rows.py) gain;
-prefetching the next product's (cp.async.bulk.prefetch.L2) from programs beside the small kernels,
-when the memory is idle, 0 to 2 %; prefetching a program's first four tiles of keys and values
-before attention's wait makes one request after up to 2,048 tokens 3 to 5 % faster, and longer
-contexts and more requests slower.
+Tried and dropped: prefetching weights into the L2 cache before the wait costs 1 to 3 % of a decode
+pass, where copies to shared memory (few_rows.py) gain; prefetching the next product's from programs
+beside the small kernels brings 0 to 2 %; prefetching a program's first four tiles of keys and
+values is 3 to 5 % faster for one request after up to 2,048 tokens, and slower with more of either.
 """
 
 from specdec.kernels import jit, tl
@@ -39,7 +37,6 @@ from specdec.kernels import jit, tl
 
 @jit
 def begin(PDL: tl.constexpr):
-    """Start a small kernel."""
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
 

@@ -45,7 +45,6 @@ logger = logging.getLogger("specdec")
 
 @cache
 def shipped_table() -> Table:
-    """Read the table in this package."""
     file = files("specdec.kernels") / "tuned.json"
     return parse_table(file.read_text(), "tuned.json", "reinstall specdec")
 

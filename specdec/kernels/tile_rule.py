@@ -187,6 +187,5 @@ def _resident(product: Product, shape: Shape) -> int:
 
 
 def _accumulators(product: Product, shape: Shape) -> int:
-    """Count registers of each thread that hold sums."""
     num_warps = shape.block_n // 16 if shape.cuts else shape.num_warps
     return rows_of_w(product.kind, shape) * shape.block_m // (32 * num_warps)

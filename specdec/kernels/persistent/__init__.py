@@ -8,17 +8,13 @@ of 256 rows, 8 gate and 8 up rows take turns, so that one product has both. No l
 its first tiles are read before the launch before this one has ended.
 
 A sum has the order that linear.py describes, and its bits: W is on the wide side, a split adds 16
-of K after another, and a program that walks all splits adds them in order.
+of K after another, and a program that walks all splits adds them in order. The number of tiles is
+seldom a multiple of the multiprocessors, and those of a last turn would leave many idle: their rows
+are cut, so that more programs have some.
 
-The number of tiles is seldom a multiple of the multiprocessors, and those of a last turn would
-leave many idle: their rows are cut, so that more programs have some.
-
-To be read in this order:
-1. launch.py: the launch on the host;
-2. kernel.py: the tuples that functions share, a program's shared memory, its warps' roles, and the
-   role of four warps;
-3. items.py: which tiles of results a program makes, equal for all of its warps;
-4. copying.py: the role of the one warp;
-5. products.py (the sums of an item), results.py (bias, SwiGLU, and out) and late.py (results held
-   for the next tile).
+To be read in this order: launch.py (the host), kernel.py (the tuples that functions share, a
+program's shared memory, its warps' roles, and the role of four warps), items.py (which tiles of
+results a program makes, equal for all of its warps), copying.py (the role of the one warp),
+products.py (the sums of an item), results.py (bias, SwiGLU, and out), late.py (results held for the
+next tile).
 """

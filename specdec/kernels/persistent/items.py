@@ -49,7 +49,6 @@ def num_own(workload):
 
 @gluon_jit
 def own_item(i):
-    """Find the program's i-th item."""
     return gl.program_id(0) + i * gl.num_programs(0)
 
 

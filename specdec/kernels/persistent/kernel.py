@@ -39,16 +39,12 @@ class Variant(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The sizes of a product."""
-
     T: object
     N: object
     K: object
 
 
 class Sources(NamedTuple):
-    """Descriptors of what is copied."""
-
     w: object
     up: object
     x: object

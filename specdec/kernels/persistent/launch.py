@@ -79,7 +79,6 @@ def _describe_weight(
 def _describe_rows(
     x_TK: Tensor, block_m: int, rest: int
 ) -> tuple[GluonDescriptor, GluonDescriptor]:
-    """Describe rows in blocks of block_m, and in blocks of `rest`."""
     num_rows = rows_to_read(x_TK)
     descs = [describe(x_TK, rows) for rows in dict.fromkeys((block_m, rest))]
     for desc in descs:

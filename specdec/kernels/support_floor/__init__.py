@@ -48,14 +48,11 @@ def launch_support_floor(logits_TV: Tensor, limits: Limits, num_keys: int = NUM_
     T, V = logits_TV.shape
     block = 1024 if T <= 16 else 2048
     tiles = -(-V // block)
-    device = logits_TV.device
     num_keys = min(num_keys, V)
-    tops = torch.empty(T, tiles, dtype=torch.float32, device=device)
-    bins = torch.empty(T, NUM_BINS, dtype=torch.int32, device=device)
-    masses = torch.empty(T, 2, dtype=torch.int64, device=device)
-    keys = torch.empty(T, 2, num_keys, dtype=torch.int32, device=device)
-    places = torch.empty(T, 3, dtype=torch.int32, device=device)
-    floor_T = torch.empty(T, dtype=torch.float32, device=device)
+    new = logits_TV.new_empty
+    tops, floor_T = new(T, tiles), new(T)
+    bins, places = new(T, NUM_BINS, dtype=torch.int32), new(T, 3, dtype=torch.int32)
+    keys, masses = new(T, 2, num_keys, dtype=torch.int32), new(T, 2, dtype=torch.int64)
     rows = (logits_TV, *limits, logits_TV.stride(0), V, tiles)
     options = {"num_warps": 8, "enable_fp_fusion": False} | launch_options(logits_TV)
     sizes = {"TILES": next_power_of_2(tiles), "NUM_BINS": NUM_BINS, "BLOCK": block}

@@ -129,7 +129,7 @@ def test_inputs_are_those_that_the_kernel_before_writes(num_rows, shape):
         y = x
         for weight, out in zip(weights, outs, strict=True):
             expected = torch.empty_like(out)
-            linear._launch(expected, y, weight, None, tiles)
+            linear._launch(expected, y, weight, None, tiles, 0)
             torch.cuda.synchronize()
             assert torch.equal(out, expected)
             y = expected

@@ -21,13 +21,11 @@ from specdec.cli.errors import BENCH_SERVE, run_command
 
 ABOUT = "Text from a target model with an EAGLE draft, equal to plain decoding bit for bit."
 app = Typer(
-    help=ABOUT,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"max_content_width": 100},
 )
-
 
 # what a command is given, and the file of this folder that runs it
 COMMANDS: dict[str, tuple[type, str]] = {

@@ -10,15 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from specdec.arguments import from_mapping
+from specdec.cli import choices
 from specdec.cli.bench_choices import BenchChoices, BenchServeChoices, refuse_unread
-from specdec.cli.choices import (
-    BatchOptions,
-    InspectOptions,
-    LoadOptions,
-    ServeOptions,
-    TuneOptions,
-    WidenOptions,
-)
 from specdec.cli.readers import check_choice
 from specdec.config import EngineConfig
 from specdec.options import EngineOptions
@@ -43,7 +36,7 @@ def check_models(
         local_directory(draft if isinstance(draft, str) else draft.model, "draft")
 
 
-def server_options(options: ServeOptions | BatchOptions) -> ServerOptions:
+def server_options(options: choices.ServeOptions | choices.BatchOptions) -> ServerOptions:
     """Build the server's config, and check its chat template."""
     server = from_mapping(ServerOptions, {"model_names": (options.target,), **options.server})
     ChatFormat(chat_template=server.chat_template)
@@ -53,10 +46,9 @@ def server_options(options: ServeOptions | BatchOptions) -> ServerOptions:
 
 def checkpoint_directory(name: str) -> Path:
     """Find a checkpoint, a target or a draft; ValueError if there is none."""
-    names = [*DEMO_PARTS["target"], *DEMO_PARTS["draft"]]
+    names = dict.fromkeys([*DEMO_PARTS["target"], *DEMO_PARTS["draft"]])
     if name.startswith("demo/") and name not in names and not Path(name).is_dir():
-        allowed = ", ".join(dict.fromkeys(names))
-        raise ValueError(f"{name}: the bundled pair has no such part (allowed: {allowed})")
+        raise ValueError(f"{name}: the bundled pair has no such part (allowed: {', '.join(names)})")
     is_demo_draft = name in DEMO_PARTS["draft"] and name not in DEMO_PARTS["target"]
     return locate(name, "draft" if is_demo_draft else "target")
 
@@ -73,13 +65,13 @@ def source_directory(source: str) -> Path:
     return directory
 
 
-def _check_inspect(options: InspectOptions) -> None:
+def _check_inspect(options: choices.InspectOptions) -> None:
     if options.target is not None:
         check_models(options.target)
     checkpoint_directory(options.checkpoint)
 
 
-def _check_serve(options: ServeOptions) -> None:
+def _check_serve(options: choices.ServeOptions) -> None:
     _require("serve", "server", ("starlette", "uvicorn", "httptools", "prometheus_client"))
     server = server_options(options)
     # typer takes an empty variable for none, which would open a server that was meant to be locked
@@ -92,7 +84,7 @@ def _check_serve(options: ServeOptions) -> None:
     check_models(options.target, options.speculation)
 
 
-def _check_batch(options: BatchOptions) -> None:
+def _check_batch(options: choices.BatchOptions) -> None:
     _require("batch", "server", ("starlette", "uvicorn", "prometheus_client"))
     if options.ray is not None:
         _require("batch --ray", "ray", ("ray", "pyarrow", "pandas"))
@@ -105,8 +97,7 @@ def _check_batch(options: BatchOptions) -> None:
 def _check_bench(options: BenchChoices) -> None:
     refuse_unread(options)
     _check_outputs(options.json, options.charts)
-    engine: EngineOptions = {"dtype": options.dtype, "device": options.device}
-    check_models(options.target, options.eagle, engine)
+    check_models(options.target, options.eagle, {"dtype": options.dtype, "device": options.device})
 
 
 def _check_bench_serve(options: BenchServeChoices) -> None:
@@ -114,33 +105,31 @@ def _check_bench_serve(options: BenchServeChoices) -> None:
     _check_outputs(options.json, options.charts)
 
 
-def _check_widen(options: WidenOptions) -> None:
+def _check_widen(options: choices.WidenOptions) -> None:
     check_choice("--shape", options.shape, WIDE_SHAPES)
     check_choice("--dtype", options.dtype, ("bfloat16", "float32"))
     source_directory(options.source)
 
 
-def _check_pair(options: LoadOptions | TuneOptions) -> None:
-    device = options.device if isinstance(options, LoadOptions) else "auto"
+def _check_pair(options: choices.LoadOptions | choices.TuneOptions) -> None:
+    device = options.device if isinstance(options, choices.LoadOptions) else "auto"
     check_models(options.target, options.draft, {"dtype": options.dtype, "device": device})
 
 
-def _require(what: str, extra: str, modules: Sequence[str]) -> None:
+def _require(what: str, extra: str, modules: Sequence[str], verb: str = "needs") -> None:
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         install = f'pip install "specdec[{extra}]"'
-        raise ValueError(f"{what} needs {', '.join(missing)}: {install}")
+        raise ValueError(f"{what} {verb} {', '.join(missing)}: {install}")
 
 
 def _check_outputs(json: Path | None, charts: Path | None) -> None:
-    """Refuse files and charts that cannot be written."""
     if json is not None and not json.parent.is_dir():
         raise ValueError(f"--json {json}: there is no directory {json.parent}")
     if json is not None and json.is_dir():
         raise ValueError(f"--json {json}: a directory; give a file")
-    if charts is not None and find_spec("matplotlib") is None:
-        install = 'pip install "specdec[bench]"'
-        raise ValueError(f"--charts {charts}: charts need matplotlib: {install}")
+    if charts is not None:
+        _require(f"--charts {charts}: charts", "bench", ["matplotlib"], verb="need")
 
 
 # by command; the others check what they are given themselves, without torch

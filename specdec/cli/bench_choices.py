@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specdec.cli.choices import MANY, TARGET
-from specdec.cli.wording import Wording
+from specdec.cli.errors import Wording
 from specdec.config import MAX_MODEL_LEN, MOST_SEQS, EngineConfig
 from specdec.described import about, described, option
 from specdec.serve.http.options import MOST_SECONDS

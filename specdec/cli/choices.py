@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from specdec.cli.wording import Wording
+from specdec.cli.errors import Wording
 from specdec.config import EngineConfig
 from specdec.described import about, option
 from specdec.options import EngineOptions

@@ -33,10 +33,7 @@ READERS: dict[object, Read] = {
     Mapping[str, str] | None: pairs,
     Sequence[TreeShape] | None: trees,
 }
-LISTS: dict[object, type[int] | type[float]] = {
-    Sequence[int] | None: int,
-    Sequence[float] | None: float,
-}
+LISTS: dict[object, Any] = {Sequence[int] | None: int, Sequence[float] | None: float}
 
 
 def declare(app: Typer, name: str, kind: Any, run: Callable[[Any], None]) -> None:
@@ -85,7 +82,6 @@ def _config_of(kind: object) -> Any:
 
 
 def _parameter(each: Described, command: str) -> Parameter:
-    """Describe an option to typer."""
     shown = "what the command needs" if command in each.planned_by else each.unset
     default = None if shown or each.default in (MISSING, ()) else each.default
     if _is_switch(each):
@@ -111,7 +107,6 @@ def _parameter(each: Described, command: str) -> Parameter:
 
 
 def _callback(each: Described) -> Callable[..., object] | None:
-    """Choose what reads the text of an option, if that is not typer."""
     read = text_of if each.metavar == "FILE" else READERS.get(each.type)
     if each.type in LISTS:
         read = partial(numbers, LISTS[each.type], each.bounds)
@@ -139,8 +134,7 @@ def _kind(each: Described) -> object:
 
 def _is_switch(each: Described) -> bool:
     """Say whether its option has neither a value nor an opposite."""
-    is_bool = each.type in (bool, bool | None) and not each.words
-    return is_bool and "/" not in each.flag
+    return each.type in (bool, bool | None) and not each.words and "/" not in each.flag
 
 
 def _built(kind: Any, name: str, given: Mapping[str, object]) -> Any:
@@ -149,7 +143,9 @@ def _built(kind: Any, name: str, given: Mapping[str, object]) -> Any:
     for each in fields(kind):
         config = _config_of(each.type)
         if config is not None:
-            chosen = _chosen(taken_by(name, config), given)
+            taken = taken_by(name, config)
+            chosen = {one.name: _value(one, given[parameter_name(one)]) for one in taken}
+            chosen = {name: value for name, value in chosen.items() if value is not None}
             values[each.name] = _checked(config, chosen, get_args(each.type)[0])
         elif each.name in own:
             values[each.name] = _value(own[each.name], given[each.name])
@@ -160,12 +156,6 @@ def _built(kind: Any, name: str, given: Mapping[str, object]) -> Any:
     built = kind(**values)
     check_described(built)
     return built
-
-
-def _chosen(options: Sequence[Described], given: Mapping[str, object]) -> dict[str, object]:
-    """Collect the values of a config's fields, without those that were left out."""
-    values = {each.name: _value(each, given[parameter_name(each)]) for each in options}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _value(each: Described, given: object) -> object:
@@ -190,20 +180,16 @@ def _checked(config: object, chosen: dict[str, object], wanted: object) -> objec
 def speculation_of(given: Mapping[str, object]) -> SpeculativeConfig | None:
     """Build the config of the draft. Without a draft, refuse the options that need one."""
     if "model" not in given:
-        _refuse_without_draft(given)
+        for each in described(SpeculativeConfig):
+            is_count = each.name == "num_speculative_tokens"  # 0 is plain decoding, auto is not
+            if each.name in given and given[each.name] != (0 if is_count else each.default):
+                value = "" if each.gives is not None else f" {given[each.name]}"
+                raise ValueError(f"{each.flag}{value} without a draft: give --draft too")
         return None
     try:
         return from_mapping(SpeculativeConfig, given)
     except ValueError as error:
         raise ValueError(_renamed(str(error))) from error
-
-
-def _refuse_without_draft(given: Mapping[str, object]) -> None:
-    for each in described(SpeculativeConfig):
-        is_count = each.name == "num_speculative_tokens"  # 0 is plain decoding, auto is not
-        if each.name in given and given[each.name] != (0 if is_count else each.default):
-            value = "" if each.gives is not None else f" {given[each.name]}"
-            raise ValueError(f"{each.flag}{value} without a draft: give --draft too")
 
 
 def _renamed(text: str) -> str:

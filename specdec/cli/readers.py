@@ -20,10 +20,7 @@ MOST_TEXT = 64 << 20  # bytes of a file and characters of standard input: 16 mil
 
 
 def numbers(
-    kind: type[int] | type[float],
-    bounds: tuple[float, float] | None,
-    option: str,
-    text: str,
+    kind: type[int] | type[float], bounds: tuple[float, float] | None, option: str, text: str
 ) -> list[int] | list[float]:
     """Read "0,3,5". bounds: the least and the greatest number, if any."""
     try:

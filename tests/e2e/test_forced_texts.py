@@ -3,7 +3,7 @@
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.cli.agreement import count_equal
+from specdec.cli.verify import count_equal
 from tests.e2e import forced_texts
 
 K = 3

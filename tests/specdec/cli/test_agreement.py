@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.cli.agreement import Agreement, count_equal, judge
+from specdec.cli.verify import Agreement, count_equal, judge
 from specdec.requests.stats import SpeculationStats
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.cli.batch_file import MOST_LINE, Batch, opened, read_lines
+from specdec.cli.batch import MOST_LINE, Batch, opened, read_lines
 from specdec.engine import Engine
 from specdec.requests.request import Request
 from specdec.serve.http.batch import answer_problem, begins_answer, read_line

@@ -6,12 +6,12 @@ import pytest
 from typer.main import get_command
 
 from specdec.cli import app
-from specdec.cli.wording import Wording
+from specdec.cli.errors import Wording, wording_of
 from weights.errors import CheckpointError
 
 
 def of(command: str, has_length: bool = True) -> Wording:
-    return Wording.of(get_command(app).commands[command].params, has_length)
+    return wording_of(get_command(app), [command, *(["--max-model-len=9"] if has_length else [])])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 
 from specdec.bench.bench import Bench, BenchOptions
 from specdec.bench.charts import caption, draw_charts
-from specdec.bench.pair import EngineSpec, Pair, card, load_pair
+from specdec.bench.pair import EngineSpec, card, load_pair
 from specdec.bench.report import card_lines, tables
 from specdec.bench.suites import SUITES
 from specdec.bench.timing import measure_bandwidth
@@ -46,12 +46,17 @@ def run_bench(options: BenchChoices) -> None:
         enforce_eager=options.enforce_eager,
     )
     note_seed(options.seed, temperature=0)
-    _choose_threads(pair, suite_options(options))
+    measured = suite_options(options)
+    if pair.device.type == "cpu":
+        K = max(measured.ks) if pair.eagle is not None else 0
+        spec = EngineSpec(drafting=Drafting(K), max_num_seqs=1, max_model_len=THREADS_LEN)
+        choose_threads(pair.engine(spec).runner)
+        pair.drop(spec)
     bandwidth = measure_bandwidth(pair.device)
-    bench = Bench(pair, bandwidth, suite_options(options))
+    bench = Bench(pair, bandwidth, measured)
     settings = {
-        **asdict(bench.options),
-        "max_model_len": bench.options.model_len,
+        **asdict(measured),
+        "max_model_len": measured.model_len,
         "host": platform.machine(),
         "date": time.strftime("%Y-%m-%d"),
     }
@@ -71,14 +76,6 @@ def suite_options(options: BenchChoices) -> BenchOptions:
     if options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available()):
         given.setdefault("batches", (1,))
     return BenchOptions(**given)
-
-
-def _choose_threads(pair: Pair, options: BenchOptions) -> None:
-    if pair.device.type == "cpu":
-        K = max(options.ks) if pair.eagle is not None else 0
-        spec = EngineSpec(drafting=Drafting(K), max_num_seqs=1, max_model_len=THREADS_LEN)
-        choose_threads(pair.engine(spec).runner)
-        pair.drop(spec)
 
 
 def _run_suite(name: str, bench: Bench, found: Found, options: BenchChoices) -> None:
@@ -119,7 +116,6 @@ def rounded(value: object) -> object:
 
 
 def _whole(bench: Bench, found: Found) -> object:
-    """Gather the content of the JSON."""
     return rounded({**asdict(found), "results": bench.results, "skipped": bench.skipped})
 
 
@@ -134,8 +130,7 @@ def _finish(options: BenchChoices, bench: Bench, found: Found) -> None:
         print(f"\nleft out{shown}: {'; '.join(bench.skipped)}")
     names = ("context", "loop", "noise", "trees")
     apart = [row for name in names for row in found.suites.get(name, [])]
-    rows = [*bench.results, *apart]
-    refused = [row for row in rows if "refused" in row]
+    refused = [row for row in [*bench.results, *apart] if "refused" in row]
     for row in refused:
         run = f"K = {row['num_speculative_tokens']}, batch {row['batch']}"
         print(f"REFUSED: {run}: {row['refused']}")

@@ -32,8 +32,11 @@ def run_chat(options: ChatOptions) -> None:
     engine: EngineOptions = {"max_num_seqs": 1, **options.engine}
     check_models(options.target, options.speculation, engine)
     check_template(options.chat_template)
-    if options.chat_template is None:
-        _check_own_template(options)
+    if options.chat_template is None:  # before anything large is read
+        directory = locate_tokenizer(options.target, EngineConfig(**options.engine))
+        if not Tokenizer(directory).has_chat_template:
+            missing = f"target {options.target}: its tokenizer has no chat template"
+            raise ValueError(f"{missing}: give --chat-template FILE, or use specdec generate")
     is_terminal = sys.stdin is not None and sys.stdin.isatty()
     message = "" if is_terminal else read_input("message")
     with specdec.AsyncLLM(options.target, speculative_config=options.speculation, **engine) as llm:
@@ -46,14 +49,6 @@ def run_chat(options: ChatOptions) -> None:
             chat.answer(message)
 
 
-def _check_own_template(options: ChatOptions) -> None:
-    """Raise ValueError without a chat template, before anything large is read."""
-    directory = locate_tokenizer(options.target, EngineConfig(**options.engine))
-    if not Tokenizer(directory).has_chat_template:
-        missing = f"target {options.target}: its tokenizer has no chat template"
-        raise ValueError(f"{missing}: give --chat-template FILE, or use specdec generate")
-
-
 class Chat:
     """Holds a conversation with an engine. Its first message may be the system's, which stays."""
 
@@ -63,9 +58,9 @@ class Chat:
         self._llm = llm
         self._params = params
         self._options = options
-        system = options.system
-        self._beginning = [] if system is None else [{"role": "system", "content": system}]
-        self.messages = list(self._beginning)
+        system = [] if options.system is None else [{"role": "system", "content": options.system}]
+        self._beginning = system
+        self.messages = list(system)
         self._output: RequestOutput | None = None  # the current answer so far
 
     def talk(self) -> None:
@@ -77,7 +72,13 @@ class Chat:
             elif line.startswith("/") and line[1:].isalpha():
                 print(f"no command {line}: there are /reset and /exit", file=sys.stderr)
             elif line:
-                self._answer_in_turn(line)
+                try:
+                    self.answer(line)
+                except KeyboardInterrupt:
+                    print("(interrupted)", file=sys.stderr)
+                except ValueError as error:  # too long a conversation, or its template refuses it
+                    words = self._options.wording.line(error)
+                    print(f"specdec: error: {words}\n/reset starts over", file=sys.stderr)
 
     def answer(self, message: str) -> None:
         """Print the answer to a message and its statistics; add both to the conversation."""
@@ -91,15 +92,6 @@ class Chat:
                 if not report(self._output, self._options):
                     answer = {"role": "assistant", "content": self._output.outputs[0].text}
                     self.messages = [*messages, answer]
-
-    def _answer_in_turn(self, message: str) -> None:
-        try:
-            self.answer(message)
-        except KeyboardInterrupt:
-            print("(interrupted)", file=sys.stderr)
-        except ValueError as error:  # the conversation is too long, or its template refuses it
-            line = self._options.wording.line(error)
-            print(f"specdec: error: {line}\n/reset starts over", file=sys.stderr)
 
     async def _write(self, messages: list[dict[str, str]]) -> None:
         num_written = 0

@@ -37,7 +37,7 @@ def run_env(options: EnvOptions) -> None:
         "driver": driver,
         "GPU": cards,
         "CPU": f"{_cpu()}, {len(os.sched_getaffinity(0))} cores",
-        "OS": f"{_distribution()}, {platform.platform()}",
+        "OS": platform.platform(),
         **{name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
     if options.json:
@@ -52,10 +52,9 @@ def run_env(options: EnvOptions) -> None:
 
 
 def _version(package: str) -> str:
-    try:
+    with suppress(PackageNotFoundError):
         return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+    return "not installed"
 
 
 def _cuda() -> str:
@@ -91,9 +90,3 @@ def _cpu() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.machine()
-
-
-def _distribution() -> str:
-    with suppress(OSError):
-        return platform.freedesktop_os_release()["PRETTY_NAME"]
-    return platform.system()

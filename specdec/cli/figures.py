@@ -8,7 +8,6 @@ from collections import Counter
 import specdec
 from specdec.cli.choices import ChatOptions, GenerateOptions
 from specdec.requests.output import CompletionOutput, RequestOutput
-from specdec.requests.stats import RoundRecord
 from weights.errors import shown
 
 COLUMNS = 60
@@ -59,18 +58,17 @@ def report(
     output: RequestOutput, options: GenerateOptions | ChatOptions, has_figures: bool = True
 ) -> bool:
     """Print seed, figures, what to do about a useless draft, and errors; True: there were some."""
-    if has_figures and output.seed is not None and options.sampling.temperature > 0:
-        print(f"seed {output.seed}", file=sys.stderr)
     if has_figures:
+        if output.seed is not None and options.sampling.temperature > 0:
+            print(f"seed {output.seed}", file=sys.stderr)
         print(figures(output), file=sys.stderr)
     draft = None if options.speculation is None else str(options.speculation.model)
     advice = warning(output, options.target, draft)
     if advice is not None:
         print(advice, file=sys.stderr)
-    failed = [each for each in output.outputs if each.finish_reason == "error"]
-    for each in failed:
-        reason = options.wording.text(str(each.stop_reason))
-        print(f"specdec: error: {reason}", file=sys.stderr)
+    failed = [each.stop_reason for each in output.outputs if each.finish_reason == "error"]
+    for reason in failed:
+        print(f"specdec: error: {options.wording.text(str(reason))}", file=sys.stderr)
     return bool(failed)
 
 
@@ -95,15 +93,12 @@ def figures(output: RequestOutput) -> str:
 
 def _endings(output: RequestOutput) -> str:
     """Name each reason once with its count: "length (2), stop: '\\n'"."""
-    counts = Counter(_ending(each) for each in output.outputs if each.finish_reason is not None)
-    return ", ".join(name if n == 1 else f"{name} ({n})" for name, n in counts.items())
-
-
-def _ending(completion: CompletionOutput) -> str:
-    reason = str(completion.finish_reason)
-    if reason != "stop" or completion.stop_reason is None:
-        return reason
-    return f"stop: {shown(repr(completion.stop_reason), LONGEST_STOP)}"
+    counts = Counter[str]()
+    for each in output.outputs:
+        has_stop = each.finish_reason == "stop" and each.stop_reason is not None
+        stop = f": {shown(repr(each.stop_reason), LONGEST_STOP)}" if has_stop else ""
+        counts[f"{each.finish_reason}{stop}"] += each.finish_reason is not None
+    return ", ".join(name if n == 1 else f"{name} ({n})" for name, n in counts.items() if n)
 
 
 def lines(parts: list[str]) -> list[str]:
@@ -152,22 +147,20 @@ def as_json(llm: "specdec.LLM", output: RequestOutput, has_rounds: bool) -> dict
     }
     if len(output.outputs) > 1:
         result["samples"] = [_sample_as_json(sample) for sample in output.outputs]
-    if has_rounds:
-        result["rounds"] = [_round_as_json(record) for record in output.stats.rounds]
+    if has_rounds:  # a round without a tree has no parents
+        records = [record._asdict() for record in output.stats.rounds]
+        result["rounds"] = [
+            {name: value for name, value in record.items() if name != "parents" or value}
+            for record in records
+        ]
     return result
-
-
-def _round_as_json(record: RoundRecord) -> dict[str, object]:
-    """Leave parents out where a round had no tree."""
-    return {name: value for name, value in record._asdict().items() if name != "parents" or value}
 
 
 def _sample_as_json(completion: CompletionOutput) -> dict[str, object]:
     names = ("text", "token_ids", "finish_reason", "stop_reason")
     result: dict[str, object] = {name: getattr(completion, name) for name in names}
-    if completion.logprobs is not None:
-        tokens = [
-            {str(i): found._asdict() for i, found in row.items()} for row in completion.logprobs
-        ]
+    rows = completion.logprobs
+    if rows is not None:
+        tokens = [{str(i): found._asdict() for i, found in row.items()} for row in rows]
         result |= {"logprobs": tokens, "cumulative_logprob": completion.cumulative_logprob}
     return result

@@ -24,9 +24,6 @@ from specdec.requests.params import SamplingParams
 from specdec.requests.pieces import Pieces, whole_output
 from specdec.requests.request import Request
 
-# shows what is new after a step; True: nothing will follow
-Writer = Callable[[bool], None]
-
 
 def run_generate(options: GenerateOptions) -> None:
     """Load, generate, print; exit code 2 if a sample ended in an error."""
@@ -58,11 +55,11 @@ def sampling_params(options: GenerateOptions | ChatOptions) -> SamplingParams:
                 option = f"--{name.replace('_', '-')} {given[name]}"
                 advice = "which takes the best token: give --temperature too"
                 raise ValueError(f"{option} with --temperature 0, {advice}")
-        if options.speculation is not None and options.speculation.acceptance != "exact":
+        rule = "exact" if options.speculation is None else options.speculation.acceptance
+        if rule != "exact":
             raise ValueError(
-                f"--acceptance {options.speculation.acceptance} with --temperature 0, where drafts "
-                "are accepted if they are the best tokens: give --temperature too, or leave "
-                "--acceptance out"
+                f"--acceptance {rule} with --temperature 0, where drafts are accepted if they are "
+                "the best tokens: give --temperature too, or leave --acceptance out"
             )
     return from_mapping(SamplingParams, given)
 
@@ -100,10 +97,9 @@ def _generated(
 ) -> RequestOutput:
     """Write one sample as its rounds commit. Ctrl-C prints the figures so far, except as JSON."""
     [request] = llm.engine.add_requests([NewRequest(prompt=prompt, params=params)])
-    room = request.rules.max_tokens
-    if params.max_tokens is not None and room < params.max_tokens:
-        cut = f"--max-tokens {params.max_tokens}: {room} tokens fit after the prompt"
-        print(cut, file=sys.stderr)
+    room, most = request.rules.max_tokens, params.max_tokens
+    if most is not None and room < most:
+        print(f"--max-tokens {most}: {room} tokens fit after the prompt", file=sys.stderr)
     write = _writer(llm, request, options)
     try:
         while not request.is_finished:
@@ -120,7 +116,10 @@ def _generated(
     return whole_output(request)
 
 
-def _writer(llm: "specdec.LLM", request: Request, options: GenerateOptions) -> Writer:
+def _writer(
+    llm: "specdec.LLM", request: Request, options: GenerateOptions
+) -> Callable[[bool], None]:
+    """Choose what shows what is new after a step; True: nothing will follow."""
     if options.json or request.params.n > 1:  # all of it is printed once the request has ended
         return lambda is_over: None
     console = new_console()

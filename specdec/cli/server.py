@@ -29,7 +29,7 @@ def run_server(
         model=options.target,
         speculative_config=options.speculation,
         options=options.engine,
-        set_up=partial(_set_up_engine, options.log_format),
+        set_up=partial(set_up_server_logging, options.log_format),
         loaded=say_what_runs,
     )
     with AsyncEngine(EngineProcess(start, worker)) as llm:
@@ -40,14 +40,9 @@ def run_server(
         raise SystemExit(1)
 
 
-def _set_up_engine(log_format: str) -> None:
-    """Set up logging in the engine's process."""
-    set_up_logging()
-    set_up_server_logging(log_format)
-
-
 def set_up_server_logging(log_format: str) -> None:
-    """Show the server's own lines unless SPECDEC_LOG says otherwise."""
+    """Set up a process; the server's own lines show unless SPECDEC_LOG says otherwise."""
+    set_up_logging()
     if "SPECDEC_LOG" not in os.environ:
         logging.getLogger("specdec.serve").setLevel(logging.INFO)
     if log_format == "json":
@@ -72,7 +67,6 @@ class JsonLines(logging.Formatter):
 
 
 def _say_what_is_special(options: ServerOptions, server: Server) -> None:
-    """Name defaults that come from the checkpoint, and what an operator should know."""
     defaults = server.application.defaults
     if defaults:
         shown = ", ".join(f"{name} {value}" for name, value in defaults.items())

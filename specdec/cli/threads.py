@@ -5,6 +5,7 @@ more than they gain; on a busy machine even more so. OMP_NUM_THREADS is obeyed i
 set. The number of threads changes no token.
 """
 
+import math
 import os
 import statistics
 import sys
@@ -54,8 +55,8 @@ def steps_of(runner: Runner) -> list[Step]:
 def fastest(steps: Sequence[Step], counts: Sequence[int]) -> int:
     """Choose the first of the counts, unless a later one is clearly faster in every step."""
     share = SECONDS / len(counts) / len(steps)
-    best, least = counts[0], [median_seconds(step, counts[0], share) for step in steps]
-    for count in counts[1:]:
+    best, least = counts[0], [math.inf] * len(steps)
+    for count in counts:
         times: list[float] = []
         for step, limit in zip(steps, least, strict=True):
             times.append(median_seconds(step, count, share))

@@ -64,9 +64,8 @@ def check_sizes(name: str, values: Sequence[int] | None, largest: int) -> None:
         raise ValueError(f"{name}={values!r}: give a list of integers")
     for value in values:
         if not is_integer(value) or not 1 <= value <= largest:
-            raise ValueError(
-                f"{name}={list(values)}: {value!r} is not an integer from 1 to {largest}"
-            )
+            wanted = f"{value!r} is not an integer from 1 to {largest}"
+            raise ValueError(f"{name}={list(values)}: {wanted}")
 
 
 def check_int(name: str, value: object, low: int, high: int) -> None:
@@ -162,11 +161,8 @@ def from_mapping(
     """Build a dataclass from a dict, refusing unknown and missing keys by name."""
     wanted = fields(cls)  # type: ignore[arg-type]
     refuse_unknown(cls.__name__, values, [field.name for field in wanted], advice)
-    missing = [
-        each.name
-        for each in wanted
-        if each.default is each.default_factory is MISSING and each.name not in values
-    ]
+    needed = [each.name for each in wanted if each.default is each.default_factory is MISSING]
+    missing = [name for name in needed if name not in values]
     if missing:
         names = ", ".join(missing)
         raise ValueError(f"{cls.__name__} needs {names}, which {dict(values)!r} does not have")

@@ -52,10 +52,8 @@ def graph_modes(changed: Mapping[str, str] | None = None) -> dict[str, CUDAGraph
     """Choose the mode of each graph family: the default, or the one given by name."""
     changed = {} if changed is None else changed
     if not isinstance(changed, Mapping):
-        raise ValueError(
-            f"cuda_graph_modes={changed!r}: give {{family: mode}}, families are "
-            f"{', '.join(GRAPH_MODES)}"
-        )
+        wanted = f"give {{family: mode}}, families are {', '.join(GRAPH_MODES)}"
+        raise ValueError(f"cuda_graph_modes={changed!r}: {wanted}")
     refuse_unknown("cuda_graph_modes", changed, GRAPH_MODES)
     names = {family: allowed[-1] for family, allowed in GRAPH_MODES.items()} | dict(changed)
     for family, name in names.items():
@@ -121,6 +119,7 @@ class EngineConfig:
         None,
         "share of a GPU's memory to use in all, unless the number of blocks is given",
         unset=str(GPU_MEMORY_UTILIZATION),
+        bounds=(0.01, 1.0),
     )
     num_kv_blocks: int | None = option(
         None,
@@ -213,22 +212,13 @@ class EngineConfig:
         is_named = isinstance(self.device, str) and DEVICES.fullmatch(self.device)
         if not is_named and type(self.device).__name__ != "device":
             raise ValueError(f"device={self.device!r}: give auto, cpu, cuda or cuda:N")
-        share = self.gpu_memory_utilization
-        is_number = isinstance(share, int | float) and not isinstance(share, bool)
-        if share is not None and not (is_number and 0 < share <= 1):
-            raise ValueError(
-                f"gpu_memory_utilization={share!r}: give a number above 0 and at most 1"
-            )
         check_sizes("cuda_graph_sizes", self.cuda_graph_sizes, self.max_num_seqs)
         # the engine knows its own number of drafts, and refuses what is still too many
         limit = self.max_num_batched_tokens + self.max_num_seqs * (MOST_DRAFTS + 1)
         check_sizes("cuda_graph_token_sizes", self.cuda_graph_token_sizes, limit)
         graph_modes(self.cuda_graph_modes)
-        self._check_sources()
         if self.enforce_eager:
             self.refuse_graph_options("enforce_eager=True captures nothing")
-
-    def _check_sources(self) -> None:
         check_name("revision", self.revision)
         check_name("tokenizer_revision", self.tokenizer_revision)
         if not isinstance(self.hf_token, str | bool | None):
@@ -241,12 +231,11 @@ class EngineConfig:
     @property
     def graphs(self) -> GraphConfig:
         """Resolve the options about graphs."""
-        sizes = (self.cuda_graph_sizes, self.cuda_graph_token_sizes)
-        requests, tokens = (None if each is None else tuple(each) for each in sizes)
+        requests, tokens = self.cuda_graph_sizes, self.cuda_graph_token_sizes
         return GraphConfig(
             modes=graph_modes(self.cuda_graph_modes),
-            request_sizes=requests,
-            token_sizes=tokens,
+            request_sizes=None if requests is None else tuple(requests),
+            token_sizes=None if tokens is None else tuple(tokens),
             compile_piecewise=self.compile_piecewise,
         )
 

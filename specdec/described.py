@@ -95,7 +95,12 @@ def check_described(config: object) -> None:
 
 def _check(each: Described, value: object) -> None:
     if each.only:
-        _check_fixed(each, value)
+        # with its type, since 1 == True, and since an array compares item by item
+        if not any(value is x or (type(value) is type(x) and value == x) for x in each.only):
+            only = " or ".join(map(repr, each.only))
+            verb = "is" if len(each.only) == 1 else "are"
+            why = f"only {only} {verb} possible, since {each.help}"
+            raise ValueError(f"{each.name}={value!r}: {why}")
     elif each.choices:
         check_choice(each.name, value, each.choices)
     elif each.type in (bool, bool | None):
@@ -107,13 +112,3 @@ def _check(each: Described, value: object) -> None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not low <= value <= high:  # type: ignore[operator]
             raise ValueError(f"{each.name}={value!r}: give a number from {low} to {high}")
-
-
-def _check_fixed(each: Described, value: object) -> None:
-    # with its type, since 1 == True, and since an array compares item by item
-    allowed = each.only
-    if not any(value is one or (type(value) is type(one) and value == one) for one in allowed):
-        values = " or ".join(map(repr, allowed))
-        verb = "is" if len(allowed) == 1 else "are"
-        given = f"{each.name}={value!r}"
-        raise ValueError(f"{given}: only {values} {verb} possible, since {each.help}")

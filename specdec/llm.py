@@ -95,16 +95,12 @@ class LLM:
         batch = as_prompts(prompts)
         params = as_params(sampling_params, len(batch))
         priorities = as_priorities(priority, len(batch))
+        given = zip(batch, params, priorities, strict=True)
         requests = self._add(
-            [
-                NewRequest(prompt=prompt, params=each, priority=first)
-                for prompt, each, first in zip(batch, params, priorities, strict=True)
-            ]
+            NewRequest(prompt=prompt, params=each, priority=first) for prompt, each, first in given
         )
-        with (
-            self._aborting(requests),
-            self._updating(Progress(requests, is_shown=use_tqdm)) as progress,
-        ):
+        shown = Progress(requests, is_shown=use_tqdm)
+        with self._aborting(requests), self._updating(shown) as progress:
             while not self._step_or_end(progress):
                 pass
         return [whole_output(request) for request in requests]

@@ -115,16 +115,15 @@ class SpeculativeConfig:
         _refuse_other_drafts(self.method)
         check_described(self)
         if not isinstance(self.model, str | Path) or not str(self.model):
-            raise ValueError(
-                f"model={self.model!r}: give a directory, a hub id owner/name, or demo"
-            )
+            wanted = "give a directory, a hub id owner/name, or demo"
+            raise ValueError(f"model={self.model!r}: {wanted}")
         levels = self.num_speculative_tokens
         if not isinstance(levels, str):
             check_int("num_speculative_tokens", levels, 0, MOST_DRAFTS)
         elif levels != AUTO:
             allowed = f"give {AUTO!r}, or an integer from 0 to {MOST_DRAFTS}"
             raise ValueError(f"num_speculative_tokens={levels!r}: {allowed}")
-        if self.acceptance != "exact" and self.num_speculative_tokens == 0:
+        if self.acceptance != "exact" and levels == 0:
             given = f"acceptance={self.acceptance!r} with num_speculative_tokens=0"
             raise ValueError(f"{given}: there are no drafts to accept: leave one of them out")
         layers = self.aux_layers
@@ -133,10 +132,13 @@ class SpeculativeConfig:
             raise ValueError(f"aux_layers={layers!r}: {wanted}")
         check_name("revision", self.revision)
         self._check_threshold()
+        count = self.num_draft_tokens
         if self.has_fixed_tree:
             self._check_tree()
-        else:
-            self._check_chain()
+        elif count is not None and count != levels:
+            given = f"num_draft_tokens={count} without a top_k above 1"
+            why = f"a chain has num_speculative_tokens={levels} drafts"
+            raise ValueError(f"{given}: {why}: leave it out, or raise top_k")
 
     @property
     def has_fixed_tree(self) -> bool:
@@ -156,17 +158,8 @@ class SpeculativeConfig:
             raise ValueError(f"{given} with {rule}: drafts stop with 'exact' only: leave one out")
         levels = self.num_speculative_tokens
         if threshold > 0 and isinstance(levels, int) and levels < 2:
-            given += f" with num_speculative_tokens={levels}"
-            raise ValueError(
-                f"{given}: a first draft is always made: give 2 or more, or leave it out"
-            )
-
-    def _check_chain(self) -> None:
-        count = self.num_draft_tokens
-        if count is not None and count != self.num_speculative_tokens:
-            given = f"num_draft_tokens={count} without a top_k above 1"
-            levels = f"num_speculative_tokens={self.num_speculative_tokens}"
-            raise ValueError(f"{given}: a chain has {levels} drafts: leave it out, or raise top_k")
+            why = "a first draft is always made: give 2 or more, or leave it out"
+            raise ValueError(f"{given} with num_speculative_tokens={levels}: {why}")
 
     def _check_tree(self) -> None:
         k, levels = self.top_k or 1, self.num_speculative_tokens

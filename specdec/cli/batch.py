@@ -212,7 +212,11 @@ def _num_done(source: Path, file: Path, output: BinaryIO) -> int:
     for data in output:
         line = next(lines, None)
         if not _answers(data, line):
-            if line is not None and _is_begun(data, line, count):
+            # without an answer of ours before it, a few bytes do not show whose they are
+            is_ours = line is not None and (
+                begins_answer(data, line) or (count > 0 and START.startswith(data))
+            )
+            if is_ours and not data.endswith(b"\n") and _parsed(data) is None:
                 break
             raise _foreign(file, count + 1, source)
         count += 1
@@ -222,15 +226,6 @@ def _num_done(source: Path, file: Path, output: BinaryIO) -> int:
     output.seek(end)
     output.write(b"" if is_ended else b"\n")
     return count
-
-
-def _is_begun(data: bytes, line: BatchLine, count: int) -> bool:
-    """Say whether it is an answer of ours that was not written to its end.
-
-    count: lines before it that are ours; without any, a few bytes do not show whose they are.
-    """
-    is_begun = begins_answer(data, line) or (count > 0 and START.startswith(data))
-    return is_begun and not data.endswith(b"\n") and _parsed(data) is None
 
 
 def _foreign(file: Path, number: int, source: Path) -> ValueError:

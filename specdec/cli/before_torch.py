@@ -81,7 +81,7 @@ def _check_serve(options: choices.ServeOptions) -> None:
     check_choice("--log-format", options.log_format, ("text", "json"))
     check_choice("--tool-call-parser", server.tool_call_parser, TOOL_CALL_PARSERS)
     check_choice("--reasoning-parser", server.reasoning_parser, REASONING_PARSERS)
-    check_models(options.target, options.speculation)
+    check_models(options.target, options.speculation, options.engine)
 
 
 def _check_batch(options: choices.BatchOptions) -> None:
@@ -91,7 +91,7 @@ def _check_batch(options: choices.BatchOptions) -> None:
     server_options(options)
     if options.num_engines is not None and options.ray is None:
         raise ValueError(f"--num-engines {options.num_engines} without a cluster: give --ray too")
-    check_models(options.target, options.speculation)
+    check_models(options.target, options.speculation, options.engine)
 
 
 def _check_bench(options: BenchChoices) -> None:

@@ -62,7 +62,7 @@ def run_bench(options: BenchChoices) -> None:
     }
     found = Found(options.command, card(pair, bandwidth, **settings))
     print(card_lines(found.card), flush=True)
-    for name in chosen(options.suites):
+    for name in chosen(options.suite):
         if bench.has_time(name):
             _run_suite(name, bench, found, options)
         _save(options, bench, found)
@@ -120,7 +120,6 @@ def _whole(bench: Bench, found: Found) -> object:
 
 
 def _finish(options: BenchChoices, bench: Bench, found: Found) -> None:
-    """Draw charts, say what went wrong, print the line of JSON, set the exit code."""
     if options.charts is not None:
         for path in draw_charts(found.suites, options.charts, caption([found.card])):
             print(f"chart: {path}")

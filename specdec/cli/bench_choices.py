@@ -124,11 +124,6 @@ class BenchChoices:
         """Name the draft: of the bundled pair its own, unless another is given."""
         return self.draft or ("demo" if self.target == "demo" else None)
 
-    @property
-    def suites(self) -> tuple[str, ...]:
-        """Split the names of the suites."""
-        return tuple(self.suite.split(","))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchServeChoices:
@@ -165,8 +160,9 @@ class BenchServeChoices:
     command: str
 
 
-def chosen(names: tuple[str, ...]) -> list[str]:
+def chosen(suite: str) -> list[str]:
     """Put the suites into the order of SUITES, so that neighbours share engines."""
+    names = suite.split(",")
     for name in filter(GONE.get, names):
         raise ValueError(f"--suite {name}: there is no such suite any more; {GONE[name]}")
     known = SUITES.partition(";")[0].split(", ")
@@ -178,30 +174,24 @@ def chosen(names: tuple[str, ...]) -> list[str]:
 
 def refuse_unread(given: BenchChoices) -> None:
     """Refuse options that no suite of this run would read, or that contradict it."""
-    if given.eagle is None and any(given.ks or ()):
-        raise ValueError(
-            f"--num-speculative-tokens {_shown(given.ks)} without a draft: give --draft too"
-        )
-    if given.eagle is None and given.trees is not None:
-        raise ValueError("--trees without a draft: give --draft too")
-    names = chosen(given.suites)
+    if given.eagle is None and (any(given.ks or ()) or given.trees is not None):
+        drafting = "--trees" if given.trees else f"--num-speculative-tokens {_shown(given.ks)}"
+        raise ValueError(f"{drafting} without a draft: give --draft too")
+    names = chosen(given.suite)
     for name, readers in READERS.items():
         value = getattr(given, name)
         if value is not None and not set(readers) & set(names):
-            option = f"--{name}" if value is True else f"--{name} {_shown(value)}"
-            option = option.replace("_", "-")
+            option = f"--{name}".replace("_", "-") + ("" if value is True else f" {_shown(value)}")
             which = ", ".join(readers)
             only = f"the suite {which} alone: give --suite {which} too"
             some = f"the suites {which}: give one of them too"
             raise ValueError(f"{option} is for {only if len(readers) == 1 else some}")
     if given.enforce_eager and "noise" in names:
-        raise ValueError(
-            "--enforce-eager with the suite noise, which measures graphs: leave one out"
-        )
+        why = "with the suite noise, which measures graphs: leave one out"
+        raise ValueError(f"--enforce-eager {why}")
 
 
 def _shown(value: object) -> str:
-    """Write a value in the form in which it was given."""
     if isinstance(value, TreeShape):
         return f"{value.num_rows}x{value.num_levels}x{value.top_k}"
     return ",".join(map(_shown, value)) if isinstance(value, list) else str(value)

@@ -1,4 +1,4 @@
-"""`specdec bench serve`: how long a server makes its clients wait, by load."""
+"""`specdec bench serve`: how long a server makes its clients wait, in lines of 60 columns."""
 
 import asyncio
 import json
@@ -54,7 +54,6 @@ def _options(command: BenchServeChoices) -> LoadOptions:
 
 
 def _goodput(given: str | None) -> dict[str, float]:
-    """Read "ttft:500,tpot:50" in ms."""
     limits = {}
     for part in given.split(",") if given is not None else ():
         name, _, value = part.partition(":")
@@ -66,7 +65,6 @@ def _goodput(given: str | None) -> dict[str, float]:
 
 
 def _report(row: Mapping[str, Any]) -> str:
-    """Show one run, in lines of at most 60 columns."""
     answered = row["num_requests"] - row["num_failed"]
     head = f"{row['request_rate']:g} requests/s: {answered} of {row['num_requests']} answered"
     lines = [f"{head} in {row['seconds']:.1f} s", " " * 26 + "   p50 ms    p90 ms    p99 ms"]

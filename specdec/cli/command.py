@@ -3,8 +3,8 @@
     declare(app, "generate", GenerateOptions, run_generate)
 
 A field of type Annotated[T, EngineConfig] gets the options of EngineConfig that this command takes,
-checked, as keyword arguments without those that were left out. A dataclass as a type adds its
-fields. Fields without a description get what the command's caller passed as `obj`.
+as keyword arguments without those that were left out; before_torch.py checks them. A dataclass as a
+type adds its fields. Fields without a description get what the command's caller passed as `obj`.
 """
 
 import inspect
@@ -20,9 +20,7 @@ from typer import Argument, CallbackParam, Context, Option, Typer
 
 from specdec.arguments import from_mapping
 from specdec.cli.readers import check_choice, num_drafts, numbers, pairs, text_of, trees
-from specdec.config import EngineConfig
 from specdec.described import Described, check_described, described
-from specdec.serve.http.options import ServerOptions
 from specdec.sizes import TreeShape
 from specdec.speculative_config import SpeculativeConfig
 
@@ -146,7 +144,8 @@ def _built(kind: Any, name: str, given: Mapping[str, object]) -> Any:
             taken = taken_by(name, config)
             chosen = {one.name: _value(one, given[parameter_name(one)]) for one in taken}
             chosen = {name: value for name, value in chosen.items() if value is not None}
-            values[each.name] = _checked(config, chosen, get_args(each.type)[0])
+            is_draft = get_args(each.type)[0] == SpeculativeConfig | None
+            values[each.name] = speculation_of(chosen) if is_draft else chosen
         elif each.name in own:
             values[each.name] = _value(own[each.name], given[each.name])
         elif each.name in given:
@@ -166,15 +165,6 @@ def _value(each: Described, given: object) -> object:
         return tuple(cast(list[str], given or ())) or None
     turned = not each.default if each.gives is None else each.gives
     return given if not _is_switch(each) else turned if given else each.default
-
-
-def _checked(config: object, chosen: dict[str, object], wanted: object) -> object:
-    """Refuse bad values before anything large is imported; return what the field holds."""
-    if config is EngineConfig:
-        from_mapping(EngineConfig, chosen)
-    if config is ServerOptions:
-        from_mapping(ServerOptions, {"model_names": (), **chosen})
-    return speculation_of(chosen) if wanted == SpeculativeConfig | None else chosen
 
 
 def speculation_of(given: Mapping[str, object]) -> SpeculativeConfig | None:

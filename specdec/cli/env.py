@@ -67,7 +67,7 @@ def _cuda() -> str:
 
 
 def _gpus() -> tuple[str | list[str], str]:
-    """Ask nvidia-smi for the GPUs and the version of their driver."""
+    """Return the GPUs, or why there are none, and the version of their driver."""
     try:
         done = subprocess.run(
             [*QUERY, "--format=csv,noheader"], capture_output=True, text=True, timeout=SECONDS
@@ -84,7 +84,6 @@ def _gpus() -> tuple[str | list[str], str]:
 
 
 def _cpu() -> str:
-    """Name the processor, where Linux says it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -29,9 +29,9 @@ def run_generate(options: GenerateOptions) -> None:
     """Load, generate, print; exit code 2 if a sample ended in an error."""
     params = sampling_params(options)
     _check_output(options, params)
-    prompt = read_prompt(options)
     engine: EngineOptions = {"max_num_seqs": min(params.n, 64), **options.engine}
     check_models(options.target, options.speculation, engine)
+    prompt = read_prompt(options)
     llm = specdec.LLM(options.target, speculative_config=options.speculation, **engine)
     say_what_runs(llm)
     note_seed(options.sampling.seed, params.temperature)

@@ -91,7 +91,7 @@ class Verdict:
 
 
 def run_verify(options: VerifyOptions) -> None:
-    """Load, check, print; exit code 1 if the draft does not work."""
+    """Load, check, print in lines of 60 columns; exit code 1 if the draft does not work."""
     K = options.num_speculative_tokens
     if K < 1:
         reason = "a draft that proposes nothing cannot be checked; give at least 1"
@@ -116,9 +116,8 @@ def check_prompts(llm: "specdec.LLM") -> list[str | list[int]]:
     """Choose questions for a target that was trained on conversations, else code."""
     if not tells_roles_apart(llm.tokenizer):
         return list(CODE_STARTS)
-    return [
-        llm.tokenizer.encode_chat([{"role": "user", "content": question}]) for question in QUESTIONS
-    ]
+    asked = ([{"role": "user", "content": question}] for question in QUESTIONS)
+    return [llm.tokenizer.encode_chat(conversation) for conversation in asked]
 
 
 def tells_roles_apart(tokenizer: Tokenizer) -> bool:
@@ -148,10 +147,8 @@ def measure_agreement(
             prefixes.append([*text.prompt_token_ids, *token_ids[:t]])
             continuations.append(token_ids[t : t + K + 1])
     if not prefixes:
-        raise ValueError(
-            f"the target ends its texts before {K + 1} tokens: nothing to check; "
-            "lower the number of drafts"
-        )
+        ends = f"the target ends its texts before {K + 1} tokens"
+        raise ValueError(f"{ends}: nothing to check; lower the number of drafts")
     one_round = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
     outputs = llm.generate(prefixes, one_round)
     pairs = list(zip(outputs, continuations, strict=True))
@@ -188,7 +185,6 @@ def judge(agreement: Agreement) -> Verdict:
 
 
 def _text(agreement: Agreement, verdict: Verdict) -> str:
-    """Write agreement per position as aligned lines of 60 columns, and the verdict."""
     mean = agreement.acceptance.mean_acceptance_length
     length = "none" if mean is None else f"{mean:.2f}"
     repeated = f"{agreement.num_repeated} of {agreement.num_agreeing[0]} positions"

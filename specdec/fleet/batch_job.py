@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 
 import ray
@@ -62,7 +62,10 @@ def answer_lines(
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
-    texts = [{"text": _text(line)} for line in lines]
+    texts = []
+    for line in lines:
+        request = {"method": "POST", "url": line.url, "body": json.loads(line.body)}
+        texts.append({"text": as_json({"custom_id": line.custom_id, **request}).decode()})
     rows = ray.data.from_items(texts, override_num_blocks=num_batches)
     answers = rows.map_batches(
         EngineStage,
@@ -77,12 +80,6 @@ def answer_lines(
             yield Answered(row["answer"].encode(), row["is_error"], row["num_tokens"])
     except RayError as error:
         raise BatchStopped(_reason(error)) from error
-
-
-def _text(line: BatchLine) -> str:
-    body: Mapping[str, object] = json.loads(line.body)
-    given = {"custom_id": line.custom_id, "method": "POST", "url": line.url, "body": body}
-    return as_json(given).decode()
 
 
 def _reason(error: BaseException) -> str:

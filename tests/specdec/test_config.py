@@ -16,7 +16,7 @@ NO_PIECES = {"target_prefill": "NONE", "draft_prefill": "FULL_DECODE_ONLY"}
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization=0: give a number above 0"),
+        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization=0: give a number from 0.01"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization=1.5"),
         ({"enforce_eager": "no"}, "enforce_eager='no': allowed are False, True"),
         ({"cuda_graph_sizes": 4}, "cuda_graph_sizes=4: give a list of integers"),

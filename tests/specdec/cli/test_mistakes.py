@@ -108,7 +108,7 @@ MISTAKES = [
     ("generate demo x --device gpu", "--device 'gpu': give auto, cpu, cuda or cuda:N"),
     ("generate demo x --max-num-seqs 0", "--max-num-seqs 0: give an integer from 1 to 4096"),
     ("generate demo x --show-drafts", "--show-drafts without a draft: give --draft too"),
-    ("verify demo demo --device cpu --gpu-memory-utilization 2", "give a number above 0 and"),
+    ("verify demo demo --device cpu --gpu-memory-utilization 2", "give a number from 0.01 to"),
     ("generate demo x --cuda-graph-sizes 1;2", "give integers with commas between them"),
     ("generate demo x --enforce-eager --cuda-graph-sizes 1", "--enforce-eager captures nothing"),
     # bench

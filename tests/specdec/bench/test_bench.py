@@ -205,7 +205,7 @@ def test_every_other_suite_runs(bench):
     one, two = [(30, 30, 1), (70, 70, 1)], [(30, 30, 2), (70, 70, 2), (70, 30, 2)]
     assert contexts == [*one, *two] * 2
     assert [row["batch"] for row in suites.protocol(bench)] == [1, 2, 1, 2]
-    for of_a_gpu_only in (suites.capture, suites.exchanges, suites.noise):
+    for of_a_gpu_only in (suites.capture, suites.exactness, suites.noise):
         assert list(of_a_gpu_only(bench)) == []
 
 
@@ -220,12 +220,6 @@ def test_cold_has_starts_then_captures_then_memory(bench, monkeypatch):
     bench.options = replace(bench.options, max_seconds=0.0)
     assert list(suites.cold(bench)) == [{"start": 2}]
     assert bench.skipped == ["cold: capture", "cold: memory"]
-
-
-def test_exactness_prices_rounds_and_then_attention(bench, monkeypatch):
-    monkeypatch.setattr(suites, "exchanges", lambda _: [{"exchanged": "layers"}])
-    monkeypatch.setattr(suites, "attention", lambda _: [{"what": "round"}])
-    assert list(suites.exactness(bench)) == [{"exchanged": "layers"}, {"what": "round"}]
 
 
 @pytest.mark.slow

@@ -431,7 +431,7 @@ def test_bytes_and_floor_follow_the_loaded_tensors(pair):
     assert sizes.target == sum(
         t.nbytes for t in pair.target.tensors.values()
     )  # tied: the table is the head
-    assert Bytes(target=100, draft_step=10, draft_entry=5).of_round(3) == 135
+    assert Bytes(target=100, draft_step=10, draft_entry=5).floor_ms(3, 1000) == 135
     assert Bytes(target=100, draft_step=10, draft_entry=5).floor_ms(0, 1000) == 100
 
 

@@ -37,7 +37,7 @@ def new_call_id() -> str:
 
 
 class ChatDeltas:
-    """Of one answer as a stream."""
+    """Makes the deltas of one answer as a stream."""
 
     def __init__(self, reading: AnswerReading) -> None:
         self._reader = reading.reader()

@@ -29,7 +29,7 @@ def grammar_field(body: Mapping[str, object]) -> str | None:
 
 
 def structured_outputs(body: Mapping[str, object]) -> StructuredOutputsParams | None:
-    """Of known fields; not compiled yet."""
+    """Read them from fields that are known; nothing is compiled yet."""
     name = grammar_field(body)
     if name is None:
         return None

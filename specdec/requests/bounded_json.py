@@ -54,7 +54,6 @@ def _check_counts(data: bytes) -> None:
 
 
 def _surplus(data: bytes) -> str | None:
-    """Name the first kind of which there is too much."""
     for name, (most, signs, times) in SIGNS.items():
         if sum(data.count(sign) for sign in signs) > times * most:
             return name

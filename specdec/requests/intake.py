@@ -136,7 +136,6 @@ class Intake:
             self.guides.check(StructuredOutputsParams.of(params.structured_outputs))
 
     def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """Read the text and token ids of a prompt; no text if ids alone are given."""
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
         if not isinstance(prompt, Mapping):
@@ -156,7 +155,6 @@ class Intake:
         sampling: SamplingStart,
         index: int,
     ) -> Request:
-        """token_ids: of the prompt, shared by all samples."""
         params, P = new.params, len(token_ids)
         self._num_samples += 1
         return Request(
@@ -298,7 +296,6 @@ def as_priorities(priority: Sequence[int] | None, count: int) -> list[int]:
 
 
 def refuse_lora(lora_request: object) -> None:
-    """Refuse anything but None, by ValueError."""
     if lora_request is not None:
         advice = "LoRA is not supported; merge the adapter into the target's weights"
         raise ValueError(f"lora_request={lora_request!r}: {advice}")

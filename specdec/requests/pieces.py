@@ -9,8 +9,6 @@ from specdec.requests.request import Request
 
 @dataclass(slots=True)
 class Seen:
-    """Tells how much of a sample has been read."""
-
     num_chars: int = 0
     num_tokens: int = 0
     num_rounds: int = 0
@@ -59,7 +57,6 @@ class Pieces:
 
 
 def whole_output(request: Request) -> RequestOutput:
-    """Return everything that a request has written so far."""
     return Pieces(request).output()
 
 

@@ -207,7 +207,6 @@ class Tokenizer:
 
 @cache
 def _warn_of_two(bos: str) -> None:
-    """Warn once in a process."""
     logger.warning(
         "a prompt begins with %s and the tokenizer adds another: leave it out of the text, or give "
         "token ids (over HTTP add_special_tokens=false); this is said once",

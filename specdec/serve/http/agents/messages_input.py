@@ -109,7 +109,6 @@ def _user(content: object, place: str, role: str, references: set[str]) -> list[
 
 
 def _references(content: object) -> Iterator[str]:
-    """Yield the tools that a result refers to."""
     for part in content if isinstance(content, list) else ():
         if part["type"] == REFERENCE:
             yield part["tool_name"]

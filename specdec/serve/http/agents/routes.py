@@ -34,7 +34,6 @@ class AgentRoutes:
         self._logged: set[str] = set()
 
     def routes(self) -> list[Route]:
-        """List the routes, for the application."""
         return [
             Route(RESPONSES, self.responses, methods=["POST"]),
             Route(MESSAGES, self.messages, methods=["POST"]),
@@ -42,7 +41,6 @@ class AgentRoutes:
         ]
 
     async def responses(self, request: Request) -> Response:
-        """Answer POST /v1/responses."""
         body, turn, headers = await self._turn(request, responses_input.translated)
         params = turn.api_request.params
         sampling: dict[str, object] = {"temperature": params.temperature, "top_p": params.top_p}
@@ -50,7 +48,6 @@ class AgentRoutes:
         return EventAnswer(self._services, turn, script, headers)
 
     async def messages(self, request: Request) -> Response:
-        """Answer POST /v1/messages."""
         _, turn, headers = await self._turn(request, messages_input.translated)
         script = MessagesScript(turn.api_request.model)
         return EventAnswer(self._services, turn, script, headers)

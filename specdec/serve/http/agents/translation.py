@@ -102,9 +102,7 @@ def text_of(part: object, place: str, kinds: Collection[str]) -> str:
     if kind == REFERENCE:  # it reads as the name of its tool
         return text_in(part, "tool_name", place)
     text = part.get("refusal" if kind == "refusal" else "text")
-    if not isinstance(text, str):
-        raise ApiError(400, f"{place}: text={text!r:.200}: give text")
-    return text
+    return checked(text, str, f"{place}: text", "text")
 
 
 def content_of(texts: list[str]) -> object:

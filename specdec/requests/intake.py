@@ -104,7 +104,13 @@ class Intake:
         text, token_ids = self._read(new.prompt)
         self._check_prompt(token_ids, params)
         guide = self.guide(params)
-        sampling = self._sampling(token_ids, params)
+        sampling = SamplingStart(
+            **{name: getattr(params, name) for name in AS_GIVEN},
+            top_k=min(params.top_k, self.vocab_size),
+            logit_bias=params.logit_bias or {},
+            bad_words=self._bad_words(params),
+            prompt=token_ids,
+        )
         samples = [self._sample(new, text, token_ids, sampling, index) for index in range(params.n)]
         self._num_requests += 1
         for sample in samples:
@@ -178,15 +184,6 @@ class Intake:
             what = f"num_speculative_tokens={given} of a request"
             raise ValueError(f"{what}: the engine was built for at most {K}")
         return (K if params.speculate else 0) if given is None else given
-
-    def _sampling(self, token_ids: Sequence[int], params: SamplingParams) -> SamplingStart:
-        return SamplingStart(
-            **{name: getattr(params, name) for name in AS_GIVEN},
-            top_k=min(params.top_k, self.vocab_size),
-            logit_bias=params.logit_bias or {},
-            bad_words=self._bad_words(params),
-            prompt=token_ids,
-        )
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """List the ids of each bad word at the start of a text and, if as many, after a space."""

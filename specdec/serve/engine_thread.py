@@ -26,8 +26,7 @@ from specdec.requests.intake import NewRequest
 from specdec.requests.metrics import Metric
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
-from specdec.requests.pieces import Pieces
-from specdec.requests.request import Request
+from specdec.requests.request import Pieces, Request
 from specdec.speculative_config import SpeculativeConfig
 
 logger = logging.getLogger("specdec")

@@ -73,7 +73,15 @@ class ChatFormat:
             )
             if given is not None and not are_dicts:
                 raise ValueError(f"{name}={given!r}: give a list of dicts, or None")
-        _check_variables(self.chat_template_kwargs)
+        values = self.chat_template_kwargs
+        if values is None:
+            return
+        if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+            raise ValueError(f"chat_template_kwargs={values!r}: give {{name: value}}")
+        if own := sorted(set(values) & {*ChatFormat.__dataclass_fields__, "messages"}):
+            raise ValueError(
+                f"chat_template_kwargs={dict(values)!r}: {own[0]} has an argument of its own"
+            )
 
     def template_text(self) -> str | None:
         """Return the given template: a file's text, if it names one."""
@@ -139,7 +147,7 @@ def _texts(content: Any) -> list[str] | None:
         return [content]
     if not isinstance(content, list | tuple):
         return None
-    texts = [
+    texts: list[Any] = [
         part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part
         for part in content
     ]
@@ -185,18 +193,6 @@ def arguments_object(arguments: str) -> dict[str, object]:
     except ValueError:
         found = None
     return found if isinstance(found, dict) else {INVALID: arguments}
-
-
-def _check_variables(values: object) -> None:
-    if values is None:
-        return
-    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
-        raise ValueError(f"chat_template_kwargs={values!r}: give {{name: value}}")
-    own = sorted(set(values) & {*ChatFormat.__dataclass_fields__, "messages"})
-    if own:
-        raise ValueError(
-            f"chat_template_kwargs={dict(values)!r}: {own[0]} has an argument of its own"
-        )
 
 
 @dataclass(frozen=True, slots=True)

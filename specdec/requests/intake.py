@@ -162,6 +162,12 @@ class Intake:
         index: int,
     ) -> Request:
         params, P = new.params, len(token_ids)
+        count, most = params.num_speculative_tokens, self.sizes.num_speculative_tokens
+        if count is None:
+            count = most if params.speculate else 0
+        if count > most:
+            what = f"num_speculative_tokens={count} of a request"
+            raise ValueError(f"{what}: the engine was built for at most {most}")
         self._num_samples += 1
         return Request(
             request_id=str(self._num_requests) if new.request_id is None else new.request_id,
@@ -175,15 +181,8 @@ class Intake:
             index=index,
             priority=new.priority,
             number=self._num_samples,
-            num_speculative_tokens=self._num_speculative_tokens(params),
+            num_speculative_tokens=count,
         )
-
-    def _num_speculative_tokens(self, params: SamplingParams) -> int:
-        K, given = self.sizes.num_speculative_tokens, params.num_speculative_tokens
-        if given is not None and given > K:
-            what = f"num_speculative_tokens={given} of a request"
-            raise ValueError(f"{what}: the engine was built for at most {K}")
-        return (K if params.speculate else 0) if given is None else given
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """List the ids of each bad word at the start of a text and, if as many, after a space."""

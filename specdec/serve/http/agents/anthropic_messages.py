@@ -110,20 +110,16 @@ def _user(content: object, place: str, role: str, references: set[str]) -> list[
     for i, block in enumerate(content):
         here = f"{place}.content[{i}]"
         if isinstance(block, dict) and block.get("type") == "tool_result" and role == "user":
-            result = texts_of(block.get("content"), f"{here}.content", RESULT)
-            references |= set(_references(block.get("content")))
+            parts = block.get("content")
+            result = texts_of(parts, f"{here}.content", RESULT)
+            if isinstance(parts, list):
+                references |= {part["tool_name"] for part in parts if part["type"] == REFERENCE}
             call_id = text_in(block, "tool_use_id", here)
             message = {"role": "tool", "tool_call_id": call_id, "content": content_of(result)}
             results.append(message)
         else:
             texts.append(text_of(block, here, TEXT))
     return [*results, {"role": role, "content": content_of(texts)}] if texts else results
-
-
-def _references(content: object) -> Iterator[str]:
-    for part in content if isinstance(content, list) else ():
-        if part["type"] == REFERENCE:
-            yield part["tool_name"]
 
 
 def _assistant(content: object, place: str) -> Json:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from specdec.serve.http.agents.event_answer import Counts, Kind, Script
 from specdec.serve.http.agents.events import Arguments, Content, Reasoning
 from specdec.serve.http.agents.translation import Json
-from specdec.serve.http.chat_messages import new_call_id
+from specdec.serve.http.answers import new_call_id
 from specdec.serve.http.errors import ApiError
 
 IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"

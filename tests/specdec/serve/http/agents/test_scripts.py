@@ -10,7 +10,7 @@ from specdec.serve.http.agents.event_answer import Counts
 from specdec.serve.http.agents.events import Arguments, Call, Content, Reasoning
 from specdec.serve.http.agents.messages_events import MessagesScript
 from specdec.serve.http.agents.responses_events import ResponsesScript
-from specdec.serve.http.chat_messages import finish_reason
+from specdec.serve.http.answers import finish_reason
 from specdec.serve.http.errors import ApiError
 
 OPENAI = TypeAdapter(ResponseStreamEvent)

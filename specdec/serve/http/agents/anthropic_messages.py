@@ -28,7 +28,6 @@ from specdec.serve.http.agents.translation import (
     texts_of,
     with_one_system,
 )
-from specdec.serve.http.api_request import integer
 from specdec.serve.http.errors import MESSAGES, ApiError
 from specdec.serve.http.fields import COUNT_TOKENS
 
@@ -63,10 +62,9 @@ def translated(body: Mapping[str, object], knows: Knows, *, is_count: bool = Fal
     if messages and messages[-1]["role"] == "assistant":  # the answer goes on with it
         found.body |= {"continue_final_message": True, "add_generation_prompt": False}
     if not is_count:
-        limit = integer(given, "max_tokens", 1, 1 << 31)
-        if limit is None:
+        if "max_tokens" not in given:
             raise ApiError(400, "max_tokens is missing", "max_tokens")
-        found.body["max_tokens"] = limit
+        found.body["max_tokens"] = given["max_tokens"]
     stops = checked(given.get("stop_sequences", []), list, "stop_sequences", "a list of texts")
     if stops:
         found.body["stop"] = stops

@@ -24,8 +24,7 @@ from specdec.serve.http.agents.translation import (
     texts_of,
     with_one_system,
 )
-from specdec.serve.http.api_request import integer
-from specdec.serve.http.chat_messages import new_call_id
+from specdec.serve.http.answers import new_call_id
 from specdec.serve.http.errors import ApiError
 from specdec.serve.http.fields import RESPONSES
 
@@ -73,9 +72,8 @@ def translated(body: Mapping[str, object], knows: Knows) -> Translation:
     if "input" not in given:
         raise ApiError(400, "input is missing", "input")
     found.body["messages"] = _messages(given)
-    limit = integer(given, "max_output_tokens", 1, 1 << 31)
-    if limit is not None:
-        found.body["max_tokens"] = limit
+    if "max_output_tokens" in given:
+        found.body["max_tokens"] = given["max_output_tokens"]
     _take_tools(given, found)
     _take_text(given.get("text", {}), found)
     reasoning = checked(given.get("reasoning", {}), dict, "reasoning", '{"effort": ...}')

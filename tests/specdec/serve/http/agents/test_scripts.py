@@ -10,7 +10,7 @@ from specdec.serve.http.agents.anthropic_messages import MessagesScript
 from specdec.serve.http.agents.event_answer import Counts
 from specdec.serve.http.agents.events import Arguments, Call, Content, Reasoning
 from specdec.serve.http.agents.openai_responses import ResponsesScript
-from specdec.serve.http.chat_messages import finish_reason
+from specdec.serve.http.answers import finish_reason
 from specdec.serve.http.errors import ApiError
 
 OPENAI = TypeAdapter(ResponseStreamEvent)

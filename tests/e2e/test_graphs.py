@@ -11,7 +11,7 @@ from graphs.modes import CUDAGraphMode
 from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig, graph_modes
 from specdec.requests.params import SamplingParams
-from specdec.requests.pieces import whole_output
+from specdec.requests.request import whole_output
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import EngineSizes

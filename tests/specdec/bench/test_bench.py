@@ -570,13 +570,13 @@ def test_prompts_of_steady_rounds_do_not_wait_for_each_other(pair):
     spec = EngineSpec(drafting=Drafting(2), max_num_seqs=6, max_model_len=512)
     engine = pair.engine(spec)
     slow = StepCosts(rounds=((64, 1.0),), mixed=((64, 9.0), (128, 18.0)))
-    engine.scheduler.budget = PromptBudget(costs=slow, slowdown=1.0)
+    engine.scheduler.prompts.budget = PromptBudget(costs=slow, slowdown=1.0)
     engine.scheduler.sizes = replace(engine.scheduler.sizes, max_num_batched_tokens=400)
     prompts = [list(range(3 + i, 403 + i)) for i in range(6)]
     with steady(engine, prompts, 2) as run_round:
         run_round()
         assert len(engine.scheduler.running) == 6
-    assert engine.scheduler.budget is not None
+    assert engine.scheduler.prompts.budget is not None
 
 
 def test_a_percentile_is_in_ms_of_as_few_values_as_there_are():

@@ -24,7 +24,6 @@ KERNELS = "tests/specdec/kernels"
 ATTENTION = (  # the longest tests last
     *(f"{KERNELS}/test_{name}.py" for name in ("path_tails", "long_slots", "shared_splits")),
     *(f"{KERNELS}/test_{name}.py" for name in ("attention_parts", "beside", "needed", "wide_walk")),
-    "tests/specdec/bench/test_attention.py",
     *(f"{KERNELS}/test_{name}.py" for name in ("prompt_attention", "query_tiles")),
 )
 

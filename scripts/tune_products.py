@@ -22,8 +22,7 @@ from specdec.kernels.tables import key_of, parse_table
 from specdec.kernels.tile_shapes import ROW_CLASSES, SPLITS, Product
 from specdec.kernels.tiles import gpu_name
 from specdec.tune.gpu_clock import GpuClock
-from specdec.tune.report import HEAD, as_json, finite, table
-from specdec.tune.search import Measured, Tuning
+from specdec.tune.search import HEAD, Measured, Tuning, finite
 
 
 def parse_args() -> argparse.Namespace:
@@ -93,12 +92,12 @@ def main() -> None:
     print(f"{tuning.gpu}: {len(wanted)} of {len(products)} products\n{HEAD}")
     found = []
     for measured in tuning.run(wanted):
-        print(table(measured), flush=True)
+        print(measured.table(), flush=True)
         found.append(measured)
     if found:
         summary = {"gpu": tuning.gpu, "rule_over_tuned": rule_over_tuned(found)}
         if args.json:
-            rows = [as_json(measured) for measured in found]
+            rows = [measured.as_json() for measured in found]
             args.json.write_text(json.dumps(summary | {"products": rows}) + "\n")
         print(json.dumps(summary))
     left = [key_of(product) for product in wanted[len(found) :]]

@@ -108,10 +108,9 @@ class EngineConfig:
     max_prompt_slowdown: float = option(
         MAX_PROMPT_SLOWDOWN,
         "how much prompts may slow a step of running requests (GPU only)",
-        text="on a GPU, how many times as long as a step in which requests draft a step with "
-        "prompts may take, which is how long running requests may wait; 64 tokens of the first "
-        "prompt ride in any case, as many as arrive on average, and a sixteenth of those that "
-        "wait, of each prompt 512 at most",
+        text="on a GPU, the longest step with prompt tokens, in steps without: how long running "
+        "requests may wait; at least 64 tokens of the first prompt run in any step, as many as "
+        "arrive on average, and a sixteenth of those that wait, of each prompt 512 at most",
         bounds=(1, MOST_SLOWDOWN),
         commands=SERVERS,
     )

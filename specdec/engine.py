@@ -155,8 +155,7 @@ class Engine:
         """Read all results before the next step, where it depends on them.
 
         A guided request's masks need all its tokens. And where steps in flight may end most
-        requests,
-        another one would do little work; levels of the draft still run while the host reads.
+        requests, another one would do little work; draft levels still run while the host reads.
         """
         changed: list[Request] = []
         scheduler = self.scheduler

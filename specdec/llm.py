@@ -25,9 +25,8 @@ from specdec.requests.intake import (
 from specdec.requests.metrics import Metric
 from specdec.requests.output import CompletionOutput, RequestOutput
 from specdec.requests.params import RequestOutputKind, SamplingParams, recommended_params
-from specdec.requests.pieces import Pieces, whole_output
 from specdec.requests.progress import Progress
-from specdec.requests.request import Request
+from specdec.requests.request import Pieces, Request, whole_output
 from specdec.requests.stats import SpeculationStats
 from specdec.serve.turns import Turns
 from specdec.speculative_config import SpeculativeConfig

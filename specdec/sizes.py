@@ -14,13 +14,11 @@ MAX_BAD_WORD_LENGTH = 16  # tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeShape:
-    """A draft tree: its first level has top_k nodes, each further one top_k children of top_k
-    nodes.
+    """A draft tree: top_k nodes in its first level, then top_k children of top_k nodes each.
 
     smaller: (num_requests, num_levels, num_nodes) of steps with at least that many requests, by
         requests, from 2 on. None has more levels or nodes than the one before it. All have at least
-        2
-        levels with num_nodes candidates: fewer requests may verify such a tree in the next step.
+        2 levels with num_nodes candidates: fewer requests may verify such a tree in the next step.
     """
 
     num_levels: int  # D, levels that are drafted

@@ -126,7 +126,7 @@ ROWS: dict[str, Row] = {
     "specdec.fleet": Row((*LLM, "specdec.serve"), ("ray", "starlette", "numpy")),
     "specdec.bench": Row(LLM, ("torch", "matplotlib", "triton", "httpx2")),
     # nothing of ours: a yardstick must not be the shipped kernel
-    "specdec.bench.yardsticks": Row(third=("torch", "flash_attn_interface")),
+    "specdec.bench.yardsticks": Row(third=("torch",)),
     "specdec.tune": Row(("specdec.kernels", "specdec.models", "graphs", "weights"), ("torch",)),
     "specdec.cli": Row(
         (*LLM, "specdec.serve", "specdec.fleet", "specdec.bench", "specdec.tune"),
@@ -141,7 +141,6 @@ LATE_IMPORTS = {
     "weights/__init__.py": "names are imported when asked for: weights.errors needs no torch",
     "specdec/__init__.py": "public names are imported when they are asked for",
     "specdec/bench/charts.py": "matplotlib is an extra",
-    "specdec/bench/yardsticks.py": "FlashAttention 3 is there or not",
     "specdec/cli/__init__.py": "a command imports its file when called: --help needs no torch",
     "specdec/cli/batch.py": "ray is an extra",
     "specdec/cli/serve.py": "the engine's process starts before this one imports torch",

@@ -105,7 +105,7 @@ class Setting:
             **options,
         )
         if self.slowdown is not None:
-            llm.engine.scheduler.budget = PromptBudget(costs=COSTS, slowdown=self.slowdown)
+            llm.engine.scheduler.prompts.budget = PromptBudget(costs=COSTS, slowdown=self.slowdown)
         return llm
 
     def limits(self, chance: random.Random) -> Limits:

@@ -67,6 +67,7 @@ def test_memcheck_deals_tests_out_and_tells_what_is_found(run, capsys, tmp_path,
     assert out.count("ended with 86") == out.count("PASSED") == out.count("Invalid read") == 1
 
 
+@pytest.mark.slow
 def test_memcheck_goes_on_after_a_test_that_a_signal_ends(run, capsys, tmp_path, monkeypatch):
     """And checks that test again, once it was run without the sanitizer. No failure is lost."""
     monkeypatch.chdir(tmp_path)
@@ -99,7 +100,7 @@ def test_memcheck_goes_on_after_a_test_that_a_signal_ends(run, capsys, tmp_path,
 TINY_MATRIX = "demo --draft demo -k 3 --batch 2 --num-prompts 2 --num-alone 2 --max-tokens 4"
 
 
-@pytest.mark.parametrize("is_wrong", [False, True])
+@pytest.mark.parametrize("is_wrong", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_exact_matrix_compares_all_settings_with_plain_decoding(run, capsys, monkeypatch, is_wrong):
     logits = LlamaModel.logits
     if is_wrong:  # of one row other logits than beside others, though the same tokens
@@ -117,7 +118,7 @@ def test_exact_matrix_compares_all_settings_with_plain_decoding(run, capsys, mon
     assert [row["mean"] > 1.5 for row in behind] == [row["k"] > 0 for row in behind]
 
 
-@pytest.mark.parametrize("is_wrong", [False, True])
+@pytest.mark.parametrize("is_wrong", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_exact_matrix_compares_the_tokens_of_trees(run, capsys, monkeypatch, is_wrong):
     generate = serving.generate
 

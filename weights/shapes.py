@@ -69,16 +69,10 @@ def eagle_shapes(config: EagleConfig) -> Shapes:
         width = 2 * D if config.entry == "qkv" and i == 0 else D
         has_norm = config.has_input_layernorm or i > 0
         shapes |= layer_shapes(f"layers.{i}.", config.layer, width, has_norm)
-    return shapes | _around(config)
-
-
-def _around(config: EagleConfig) -> Shapes:
-    """Everything of a draft that is not in a layer: (wanted, name, shape) rows."""
-    D = config.layer.hidden_size
     Dt = config.target_hidden_size
     taps = len(config.aux_boundaries)
     features = max(taps, 1) * Dt
-    rows: list[tuple[bool, str, tuple[int, ...]]] = [
+    around: list[tuple[bool, str, tuple[int, ...]]] = [  # wanted or not, name, shape
         (config.has_own_embedding, "embed_tokens.weight", (config.vocab_size, D)),
         (config.has_own_head, "lm_head.weight", (config.draft_vocab_size, D)),
         (config.has_final_norm, "norm.weight", (D,)),
@@ -90,7 +84,7 @@ def _around(config: EagleConfig) -> Shapes:
         (config.has_d2t, "d2t", (config.draft_vocab_size,)),
         *((config.has_fc_norm, f"fc_norm.{i}.weight", (Dt,)) for i in range(taps)),
     ]
-    return {name: shape for wanted, name, shape in rows if wanted}
+    return shapes | {name: shape for wanted, name, shape in around if wanted}
 
 
 def check_binding(wanted: Shapes, held: Mapping[str, TensorEntry], problems: Problems) -> None:

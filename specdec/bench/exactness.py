@@ -10,9 +10,8 @@ its price may be negative.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
-from specdec.bench.attention import Job
 from specdec.bench.bench import MOST_CONTEXT, Bench
-from specdec.bench.exchanges import backend_of
+from specdec.bench.exchanges import Job, backend_of
 from specdec.bench.pair import EngineSpec, Pair, joined
 from specdec.bench.report import Row
 from specdec.bench.timing import Clock, time_rounds, tokens_needed
@@ -29,8 +28,11 @@ OF_CHUNKS: Sequence[Names] = (("layers",),)
 PROMPTS = (2048, 8192)
 
 
-def exchanges(bench: Bench) -> Iterator[Row]:
-    """Time whole rounds and chunks with each exchange. On a GPU only."""
+def exactness(bench: Bench) -> Iterator[Row]:
+    """Price the promise that rows do not depend on their neighbours, on a GPU only.
+
+    Whole rounds and chunks are timed with cuBLAS's products and with others' attention.
+    """
     if bench.pair.device.type != "cuda":
         return
     bench.pair.drop()
@@ -88,26 +90,17 @@ def of_rounds(bench: Bench, K: int, batch: int, context: int) -> list[Row]:
 def of_chunks(bench: Bench, K: int, length: int) -> list[Row]:
     """Time eager chunks, each a whole prompt."""
     pair = bench.pair
-    spec = chunk_spec(K, length)
-
-    def time() -> float:
-        return chunk_ms(pair, spec, length)
-
-    times = timings(time, pair, Job(batch=1, rows=length, context=length), OF_CHUNKS)
-    pair.drop(spec)
+    job = Job(batch=1, rows=length, context=length)
+    times = timings(lambda: chunk_ms(pair, K, length), pair, job, OF_CHUNKS)
+    pair.drop()
     columns: Row = {"num_speculative_tokens": K, "batch": 1, "prompt_tokens": length}
     return priced(columns, "chunk_ms", times)
 
 
-def chunk_spec(K: int, length: int) -> EngineSpec:
-    """Describe an engine that computes a prompt of this length op by op."""
-    return EngineSpec(
-        drafting=Drafting(K), max_num_seqs=1, max_model_len=length + 64, enforce_eager=True
-    )
-
-
-def chunk_ms(pair: Pair, spec: EngineSpec, length: int) -> float:
-    """Time a whole prompt in one chunk, with the draft's part of it; the median."""
+def chunk_ms(pair: Pair, K: int, length: int) -> float:
+    """Time a whole prompt in one chunk op by op, with the draft's part of it; the median."""
+    drafting, room = Drafting(K), length + 64
+    spec = EngineSpec(drafting=drafting, max_num_seqs=1, max_model_len=room, enforce_eager=True)
     engine = pair.engine(spec)
     prompt = joined(pair.prompts, length)
     blocks = list(range(-(-length // BLOCK_SIZE)))

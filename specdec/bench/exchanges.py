@@ -7,20 +7,28 @@ what they are.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from graphs.context import get_forward_context
-from specdec.bench.attention import Job
 from specdec.bench.yardsticks import Attend, Yardstick, yardsticks
 from specdec.kernels import jit, tl
 from specdec.kernels.backend import Backend
 from specdec.models.attention import AttentionMetadata
 
 BLOCK = 1024  # of silu_mul
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The last `rows` of `context` positions ask, of each of `batch` requests."""
+
+    batch: int
+    rows: int
+    context: int
 
 
 def backend_of(names: Sequence[str], job: Job, device: torch.device) -> Backend:
@@ -114,7 +122,7 @@ class ContiguousAttention:
         assert isinstance(metadata, AttentionMetadata), type(metadata)
         rows, *others = metadata.finished if is_picked else metadata.groups
         is_prompt = rows.query_start_loc is not None
-        if others or (is_prompt and not self._job.is_prompt):
+        if others or (is_prompt and self._job.rows < self._job.context):
             out_THC.copy_(q_THC)  # prompts before the rounds, whose time does not count
             return
         B = len(rows.idx_mapping)

@@ -127,25 +127,19 @@ def run_loop(engine: Engine, jobs: Iterator[Job], batch: int, most_steps: int = 
     Collections of garbage walk over what the loop itself makes, not over the outputs of others.
     """
     running = Loop(engine, jobs)
+    waits = engine.runner.results.waits
     with frozen_heap():
         running.run(batch, batch if most_steps == MANY else MANY, most_steps)
-        return _measured(running, batch)
-
-
-def _measured(running: "Loop", batch: int) -> Window:
-    """Run on until a window's requests have ended, then abort what runs."""
-    engine = running.engine
-    waits = engine.runner.results.waits
-    del running.gaps[:]
-    before = None if engine.planner is None else engine.planner.statistics
-    num_before, num_tokens, waited = len(running.requests), running.num_tokens, waits.seconds
-    began = time.monotonic()
-    running.run(batch, num_measured(batch))
-    seconds = time.monotonic() - began
-    waited = waits.seconds - waited
-    num_tokens = running.num_tokens - num_tokens
-    engine.abort_all()
-    engine.drain()
+        del running.gaps[:]
+        before = None if engine.planner is None else engine.planner.statistics
+        num_before, num_tokens, waited = len(running.requests), running.num_tokens, waits.seconds
+        began = time.monotonic()
+        running.run(batch, num_measured(batch))
+        seconds = time.monotonic() - began
+        waited = waits.seconds - waited
+        num_tokens = running.num_tokens - num_tokens
+        engine.abort_all()
+        engine.drain()
     latencies = (each.stats.time_to_first_token for each in running.requests[num_before:])
     ended = (each for each in running.requests if each.finish and each.finish.reason != "abort")
     done = [each.stats for each in ended if each.stats.arrival_time >= began]

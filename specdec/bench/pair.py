@@ -173,14 +173,10 @@ class Bytes:
     draft_step: int
     draft_entry: int  # read once per round: fc
 
-    def of_round(self, num_speculative_tokens: int) -> int:
-        """Count those of a round of K drafts; K = 0 is plain decoding."""
-        K = num_speculative_tokens
-        return self.target + (K * self.draft_step + self.draft_entry if K else 0)
-
-    def floor_ms(self, num_speculative_tokens: int, bandwidth: float) -> float:
-        """Give the least time of a round, in milliseconds; bandwidth in bytes per second."""
-        return 1e3 * self.of_round(num_speculative_tokens) / bandwidth
+    def floor_ms(self, K: int, bandwidth: float) -> float:
+        """Give the least milliseconds of a round of K drafts; bandwidth in bytes per second."""
+        of_draft = K * self.draft_step + self.draft_entry if K else 0
+        return 1e3 * (self.target + of_draft) / bandwidth
 
 
 def bytes_of(pair: Pair) -> Bytes:

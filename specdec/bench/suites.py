@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 
-from specdec.bench.attention import attention
 from specdec.bench.bench import MOST_CONTEXT, Bench
 from specdec.bench.cold import capture, memory, starts
-from specdec.bench.exactness import exchanges
+from specdec.bench.exactness import exactness
 from specdec.bench.loop import loop
 from specdec.bench.noise import noise
 from specdec.bench.pair import EngineSpec, bytes_of, joined
@@ -118,16 +117,6 @@ def _context_figures(bench: Bench, engine: Engine, K: int, prompts: list[list[in
     verify = sum(phases[name] or 0.0 for name in ("forward", "choose"))
     floor = bytes_of(bench.pair).floor_ms(K, bench.bandwidth)
     return _columns(spread) | {"verify_ms": verify, "floor_ms_of_weights": floor}
-
-
-def exactness(bench: Bench) -> Iterator[Row]:
-    """Price the promise that rows do not depend on their neighbours.
-
-    Whole rounds and chunks with cuBLAS's products and others' attention, on a GPU; then one layer's
-    attention beside the fastest that can be installed.
-    """
-    yield from exchanges(bench)
-    yield from attention(bench)
 
 
 def first_token(bench: Bench) -> Iterator[Row]:

@@ -122,13 +122,16 @@ def steady(
     """
     room = (num_rounds + WARMUP + 1) * engine.runner.sizes.query_len
     scheduler, runner = engine.scheduler, engine.runner
-    budget, scheduler.budget = scheduler.budget, None  # or the first would end before the last runs
+    budget, scheduler.prompts.budget = (
+        scheduler.prompts.budget,
+        None,
+    )  # or the first would end before the last runs
     try:
         requests = engine.add_requests(greedy(prompts, room))
         while scheduler.waiting or scheduler.prefilling:
             engine.step()
     finally:
-        scheduler.budget = budget
+        scheduler.prompts.budget = budget
     engine.drain()
     for request in requests:
         runner.start_rows(grown=scheduler.blocks.reserve(request))

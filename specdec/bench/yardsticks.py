@@ -1,4 +1,4 @@
-"""The fastest attention that can be installed, over contiguous keys, for the suites that compare.
+"""The fastest attention that torch has, over contiguous keys, for the suite exactness.
 
 Nothing of specdec is imported here, so that no yardstick can be the shipped kernel. Each one takes
 q [B, H, Q, C] and k [B, G, L, C] for their shapes, makes what these need, such as a mask, and
@@ -8,7 +8,6 @@ last Q of L positions. What a device or a shape does not allow raises RuntimeErr
 
 from collections.abc import Callable
 from functools import cache, partial
-from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -25,15 +24,12 @@ def yardsticks(device: torch.device) -> dict[str, Yardstick]:
     """List those that this machine has, by name."""
     if device.type != "cuda":
         return {"math": partial(masked, SDPBackend.MATH), "flex": flex}
-    found: dict[str, Yardstick] = {
+    return {
         "flash": flash,
         "flash_packed": flash_packed,
         "cudnn": partial(masked, SDPBackend.CUDNN_ATTENTION),
         "flex": flex,
     }
-    if find_spec("flash_attn_interface") is not None:
-        found["flash_3"] = flash_3
-    return found
 
 
 def first_line(error: Exception) -> str:
@@ -81,25 +77,6 @@ def flex(q: Tensor, k: Tensor) -> Attend:
     mask = create_block_mask(is_seen, None, None, Q, L, device=str(q.device))
     attend = _compiled_flex() if q.is_cuda else flex_attention
     return partial(attend, block_mask=mask, enable_gqa=True)
-
-
-def flash_3(q: Tensor, k: Tensor) -> Attend:
-    """FlashAttention 3 by its own package, whose layout is [B, length, heads, C]."""
-    from flash_attn_interface import flash_attn_func, flash_attn_with_kvcache
-
-    if q.shape[2] == k.shape[2]:
-        attend = partial(flash_attn_func, causal=True)
-    else:
-        lengths = torch.full((len(k),), k.shape[2], dtype=torch.int32, device=k.device)
-        attend = partial(flash_attn_with_kvcache, cache_seqlens=lengths, causal=True)
-
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found = attend(*(x.transpose(1, 2) for x in (q, k, v)))
-        # some versions return the normalizers too
-        out: Tensor = found[0] if isinstance(found, tuple) else found
-        return out.transpose(1, 2)
-
-    return call
 
 
 def _sdpa(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:

@@ -37,7 +37,7 @@ GONE = {  # suites of earlier versions, and what to do instead
     "k": "give --suite protocol,rounds -k 0,1,2,3,4,5,6,7,8 --batch 1",
     "batch": "give --suite protocol --batch 1,2,4,8,16,32",
     "ramp": "give --suite loop --ramp",
-    "attention": "give --suite exactness, which times it too",
+    "attention": "give --suite exactness, which times rounds with attention of others",
     "capture": "give --suite cold, which times it too",
     "memory": "give --suite cold, which reads it too",
     "costs": "give --suite rounds, or --suite context after long prompts",

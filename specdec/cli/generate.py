@@ -21,8 +21,7 @@ from specdec.options import EngineOptions
 from specdec.requests.intake import NewRequest
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
-from specdec.requests.pieces import Pieces, whole_output
-from specdec.requests.request import Request
+from specdec.requests.request import Pieces, Request, whole_output
 
 
 def run_generate(options: GenerateOptions) -> None:

@@ -2,7 +2,7 @@
 
 from specdec.cli.before_torch import server_options
 from specdec.cli.choices import ServeOptions
-from specdec.serve.http.address import listen
+from specdec.serve.http.options import listen
 from specdec.serve.worker_process import WorkerProcess
 
 

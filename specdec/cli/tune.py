@@ -12,8 +12,7 @@ from specdec.models.products import products_of
 from specdec.start.device import home_relative
 from specdec.start.locate import locate
 from specdec.tune.gpu_clock import GpuClock
-from specdec.tune.report import HEAD, as_json, table
-from specdec.tune.search import Measured, Tuning
+from specdec.tune.search import HEAD, Measured, Tuning
 from weights.bars import bar
 from weights.draft.resolve import resolve_eagle
 from weights.files.reader import Reader
@@ -43,11 +42,11 @@ def run_tune(options: TuneOptions) -> None:
         for measured in tuning.run(wanted):
             if not options.json:  # a table that grows
                 head = "" if found else f"{HEAD}   (microseconds)\n"
-                progress.write(head + table(measured))
+                progress.write(head + measured.table())
             found.append(measured)
             progress.update()
     if options.json:
-        rows = [as_json(each) for each in found]
+        rows = [each.as_json() for each in found]
         print(json.dumps({"gpu": gpu, "file": str(file), "products": rows}))
         return
     known = len(products) - len(wanted)

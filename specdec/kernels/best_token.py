@@ -86,13 +86,11 @@ def launch_tile_maxima(
     ids = torch.empty(n_tiles, T, dtype=torch.int32, device=x_TD.device)
     sums = torch.empty_like(best) if has_sums else best
     masks = (ids,) * 4 if mask is None else mask
-    num_states = 0 if mask is None else len(mask.min_positions) - 1
+    num_states, num_ids = 0, 0
+    if mask is not None:
+        num_states, num_ids = len(mask.min_positions) - 1, mask.stop_ids.shape[1]
     descs = (*describe_rows(x_TD, tiles), describe(weight_VD, tiles.block_n, tiles.block_k))
-    flags = {
-        "HAS_MASK": mask is not None,
-        "HAS_SUMS": has_sums,
-        "STOP_IDS": 0 if mask is None else mask.stop_ids.shape[1],
-    }
+    flags = {"HAS_MASK": mask is not None, "HAS_SUMS": has_sums, "STOP_IDS": num_ids}
     options = tile_options(x_TD, tiles)
     _tile_maxima_kernel[(num_tiles(V, T, tiles),)](
         best, ids, sums, *descs, *masks, num_states, T, V, D, **flags, **options

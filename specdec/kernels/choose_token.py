@@ -74,13 +74,8 @@ def launch_choices(
     ids = torch.empty(tiles, T, dtype=torch.int32, device=logits_TV.device)
     sums = torch.empty_like(best) if has_sums else best
     token_ids = ids if noise_keys.token_ids is None else noise_keys.token_ids
-    flags = {
-        "STREAM": noise_keys.stream,
-        "HAS_IDS": noise_keys.token_ids is not None,
-        "HAS_SUMS": has_sums,
-        "BLOCK": block,
-        "IS_GPU": logits_TV.is_cuda,
-    }
+    flags = {"STREAM": noise_keys.stream, "HAS_IDS": noise_keys.token_ids is not None}
+    flags |= {"HAS_SUMS": has_sums, "BLOCK": block, "IS_GPU": logits_TV.is_cuda}
     options = {"num_warps": 4, "enable_fp_fusion": False} | launch_options(logits_TV)
     tensors = (best, ids, sums, logits_TV, floor_T, *noise_keys[:4], token_ids)
     _choose_kernel[(tiles, T)](*tensors, logits_TV.stride(0), T, V, **flags, **options)

@@ -101,7 +101,8 @@ def _spread(
     flat: list[object] = []
     for i, parameter in enumerate(parameters):
         value = args[i] if i < len(args) else kwargs.get(parameter.name, parameter.default)
-        flat += value if isinstance(value, tuple) else [value] * len(parameter.arguments)
+        # a named tuple added to a list is what torch 2.11 cannot trace
+        flat.extend(value if isinstance(value, tuple) else [value] * len(parameter.arguments))
     return flat
 
 

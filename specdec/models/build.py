@@ -47,8 +47,7 @@ def build_draft(
 def allocate_kv_cache(
     layer: LayerConfig, num_layers: int, num_blocks: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Allocate [L, 2, N + 1, G, S, C]: keys and values of every layer; block N is scratch, for
-    padding.
+    """Allocate [L, 2, N + 1, G, S, C]: each layer's keys and values; block N is for padding.
 
     num_blocks: N, including those after the pool for nodes of trees
     """

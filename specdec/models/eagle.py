@@ -34,8 +34,7 @@ class EagleLayer(nn.Module):
     def forward(
         self, u_TD: Tensor, stream_TD: Tensor, rows_X: Tensor | None = None
     ) -> tuple[Sums, Tensor]:
-        """Run the layer on u, what attention reads; return the last product and the stream to add
-        it to.
+        """Run the layer on u, what attention reads; return the last product and its stream.
 
         rows: those that the results have, while keys and values of all are cached; None: all
         """

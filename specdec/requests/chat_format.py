@@ -1,11 +1,16 @@
 """How a conversation becomes text: the template and what it is given. Names are vLLM's.
 
-Messages are checked here; template_worker.py says what a template does with them.
+Messages are checked here; template_worker.py says what a template does with them. A mark within
+each special token that a user writes, put there before the template is rendered, tells them from
+those of the template.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 WANTED = '{"role": text, "content": text or a list of {"type": "text", "text": text}}'
 
 INVALID = "INVALID_JSON"  # the key of arguments that are no JSON object
+MARK = "\ufdd0"  # Unicode keeps it for such uses: no text has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +73,15 @@ class ChatFormat:
             )
             if given is not None and not are_dicts:
                 raise ValueError(f"{name}={given!r}: give a list of dicts, or None")
-        _check_variables(self.chat_template_kwargs)
+        values = self.chat_template_kwargs
+        if values is None:
+            return
+        if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+            raise ValueError(f"chat_template_kwargs={values!r}: give {{name: value}}")
+        if own := sorted(set(values) & {*ChatFormat.__dataclass_fields__, "messages"}):
+            raise ValueError(
+                f"chat_template_kwargs={dict(values)!r}: {own[0]} has an argument of its own"
+            )
 
     def template_text(self) -> str | None:
         """Return the given template: a file's text, if it names one."""
@@ -133,14 +147,11 @@ def _texts(content: Any) -> list[str] | None:
         return [content]
     if not isinstance(content, list | tuple):
         return None
-    texts = [_text_of(part) for part in content]
-    return None if None in texts else [text for text in texts if text is not None]
-
-
-def _text_of(part: Any) -> str | None:
-    if isinstance(part, Mapping) and part.get("type") == "text":
-        part = part.get("text")
-    return part if isinstance(part, str) else None
+    texts: list[Any] = [
+        part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part
+        for part in content
+    ]
+    return texts if all(isinstance(text, str) for text in texts) else None
 
 
 def _as_templates_read(message: Message) -> dict[str, object]:
@@ -184,13 +195,51 @@ def arguments_object(arguments: str) -> dict[str, object]:
     return found if isinstance(found, dict) else {INVALID: arguments}
 
 
-def _check_variables(values: object) -> None:
-    if values is None:
-        return
-    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
-        raise ValueError(f"chat_template_kwargs={values!r}: give {{name: value}}")
-    own = sorted(set(values) & {*ChatFormat.__dataclass_fields__, "messages"})
-    if own:
-        raise ValueError(
-            f"chat_template_kwargs={dict(values)!r}: {own[0]} has an argument of its own"
-        )
+@dataclass(frozen=True, slots=True)
+class MarkedText:
+    """places: where marks were, in order."""
+
+    text: str
+    places: list[int]
+
+    @staticmethod
+    def of(rendered: str) -> "MarkedText":
+        """Split off the marks of a rendered text."""
+        *pieces, last = rendered.split(MARK)
+        return MarkedText("".join([*pieces, last]), list(accumulate(map(len, pieces))))
+
+    def is_marked(self, start: int, end: int) -> bool:
+        """Whether a mark was within this part of the text."""
+        index = bisect_right(self.places, start)
+        return index < len(self.places) and self.places[index] < end
+
+
+class SpecialMarks:
+    """tokens: texts of special tokens. A single character has no room for a mark."""
+
+    def __init__(self, tokens: Collection[str]) -> None:
+        longest_first = sorted((each for each in tokens if len(each) > 1), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._beginnings = {each[:end] for each in longest_first for end in range(1, len(each))}
+        self._most = max(map(len, longest_first), default=1)
+
+    def put(self, value: object) -> object:
+        """Put a mark within each special token in the texts of a conversation's value."""
+        match value:
+            case str():
+                return "".join(self._marked(value.replace(MARK, "")))
+            case Mapping():
+                return {self.put(key): self.put(each) for key, each in value.items()}
+            case list() | tuple():
+                return [self.put(each) for each in value]
+        return value
+
+    def _marked(self, text: str) -> Iterator[str]:
+        """Mark a text in pieces; its end, too, where a token begins that another text may end."""
+        start = 0
+        while found := self._pattern.search(text, start):
+            yield text[start : found.start() + 1] + MARK
+            start = found.start() + 1  # others may overlap it
+        yield text[start:]
+        if any(text[-count:] in self._beginnings for count in range(1, self._most)):
+            yield MARK

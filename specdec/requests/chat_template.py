@@ -65,7 +65,6 @@ class TemplateProcess:
         return text
 
     def close(self) -> None:
-        """End the process."""
         with self._lock:
             self._end()
 

@@ -69,11 +69,9 @@ class FileTokenizer:
         return {"input_ids": found.ids, **places}
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
-        """Return the vocabulary's spelling of each id."""
         return [self.backend_tokenizer.id_to_token(token) for token in ids]
 
     def get_vocab(self) -> dict[str, int]:
-        """Return all tokens with their ids, added ones included."""
         return self.backend_tokenizer.get_vocab(with_added_tokens=True)
 
     @property
@@ -156,7 +154,6 @@ def _template(directory: Path, given: object) -> Template:
 def _special_tokens(
     config: Fields, defaults: Mapping[str, str]
 ) -> tuple[dict[str, Token], list[Token]]:
-    """Return the special tokens with names, and those without."""
     more = config.get("additional_special_tokens") or []
     extra = config.get("extra_special_tokens") or more
     named: dict[str, object] = {**defaults}

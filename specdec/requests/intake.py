@@ -104,7 +104,13 @@ class Intake:
         text, token_ids = self._read(new.prompt)
         self._check_prompt(token_ids, params)
         guide = self.guide(params)
-        sampling = self._sampling(token_ids, params)
+        sampling = SamplingStart(
+            **{name: getattr(params, name) for name in AS_GIVEN},
+            top_k=min(params.top_k, self.vocab_size),
+            logit_bias=params.logit_bias or {},
+            bad_words=self._bad_words(params),
+            prompt=token_ids,
+        )
         samples = [self._sample(new, text, token_ids, sampling, index) for index in range(params.n)]
         self._num_requests += 1
         for sample in samples:
@@ -136,7 +142,6 @@ class Intake:
             self.guides.check(StructuredOutputsParams.of(params.structured_outputs))
 
     def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """Read the text and token ids of a prompt; no text if ids alone are given."""
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
         if not isinstance(prompt, Mapping):
@@ -156,8 +161,13 @@ class Intake:
         sampling: SamplingStart,
         index: int,
     ) -> Request:
-        """token_ids: of the prompt, shared by all samples."""
         params, P = new.params, len(token_ids)
+        count, most = params.num_speculative_tokens, self.sizes.num_speculative_tokens
+        if count is None:
+            count = most if params.speculate else 0
+        if count > most:
+            what = f"num_speculative_tokens={count} of a request"
+            raise ValueError(f"{what}: the engine was built for at most {most}")
         self._num_samples += 1
         return Request(
             request_id=str(self._num_requests) if new.request_id is None else new.request_id,
@@ -171,23 +181,7 @@ class Intake:
             index=index,
             priority=new.priority,
             number=self._num_samples,
-            num_speculative_tokens=self._num_speculative_tokens(params),
-        )
-
-    def _num_speculative_tokens(self, params: SamplingParams) -> int:
-        K, given = self.sizes.num_speculative_tokens, params.num_speculative_tokens
-        if given is not None and given > K:
-            what = f"num_speculative_tokens={given} of a request"
-            raise ValueError(f"{what}: the engine was built for at most {K}")
-        return (K if params.speculate else 0) if given is None else given
-
-    def _sampling(self, token_ids: Sequence[int], params: SamplingParams) -> SamplingStart:
-        return SamplingStart(
-            **{name: getattr(params, name) for name in AS_GIVEN},
-            top_k=min(params.top_k, self.vocab_size),
-            logit_bias=params.logit_bias or {},
-            bad_words=self._bad_words(params),
-            prompt=token_ids,
+            num_speculative_tokens=count,
         )
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
@@ -298,7 +292,6 @@ def as_priorities(priority: Sequence[int] | None, count: int) -> list[int]:
 
 
 def refuse_lora(lora_request: object) -> None:
-    """Refuse anything but None, by ValueError."""
     if lora_request is not None:
         advice = "LoRA is not supported; merge the adapter into the target's weights"
         raise ValueError(f"lora_request={lora_request!r}: {advice}")

@@ -69,11 +69,9 @@ class Totals:
             self._counts["prompt_tokens"] += len(sample.prompt_token_ids)
 
     def verified(self, record: RoundRecord) -> None:
-        """Count a round of a request."""
         self._rounds[len(record.draft_tokens), record.num_levels, record.num_accepted] += 1
 
     def generated(self, num_tokens: int) -> None:
-        """Count tokens that a request keeps."""
         self._counts["generation_tokens"] += num_tokens
 
     def ended(self, samples: Sequence[Request]) -> None:

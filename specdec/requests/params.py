@@ -2,11 +2,11 @@
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import KW_ONLY, InitVar, dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from specdec.arguments import check_bool, from_mapping, is_integer, plain, refusing_unknown
 from specdec.from_vllm import SAMPLING
@@ -31,14 +31,8 @@ LISTS = {
     "allowed_token_ids": "a list of token ids, or None",
 }
 NUM_SEEDS = 1 << 64
+Check = tuple[Callable[[Any], object], str]  # whether a value fits, and what to give
 MIN_TEMPERATURE = 0.01  # below it, float32 no longer tells logits / temperature apart
-RANGES = {
-    "min_p": (0, 1),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-    # logits are divided by it: one that float32 rounds to 0 would make them infinite
-    "repetition_penalty": (1e-6, 1e6),
-}
 # what vLLM reads of a checkpoint's generation_config.json, and what it is called here
 RECOMMENDED = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")},
@@ -118,17 +112,14 @@ class SamplingParams:
             self.top_k = 0
         if is_integer(self.seed):
             self.seed = None if self.seed == -1 else self.seed % NUM_SEEDS
-        _check_kinds(self)
-        _check_choice(self)
-        _check_drafts(self)
-        _check_end(self)
+        _check_values(self)
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            words = "temperature=%g is raised to %g (0 is greedy)"
+            logger.warning(words, self.temperature, MIN_TEMPERATURE)
+            self.temperature = MIN_TEMPERATURE
         if self.structured_outputs is not None:
             self.structured_outputs = StructuredOutputsParams.of(self.structured_outputs)
-            if self.ignore_eos:
-                raise ValueError(
-                    "ignore_eos=True with structured_outputs: the text ends where its grammar "
-                    "does; leave one of them out"
-                )
+        _check_together(self)
 
     def clone(self) -> "SamplingParams":
         """Return a checked copy, independent of this one."""
@@ -175,94 +166,40 @@ def recommended_params(directory: Path) -> SamplingParams:
         raise CheckpointError(directory, (f"{file.name}: {error}",)) from error
 
 
-def _check_kinds(params: SamplingParams) -> None:
-    """Check booleans and lists; an iterator is no list, since it can be read only once."""
+def _check_values(params: SamplingParams) -> None:
     for name in SWITCHES:
         check_bool(name, getattr(params, name))
-    for name, wanted in LISTS.items():
+    for name, wanted in LISTS.items():  # an iterator is none, since it can be read only once
         value = getattr(params, name)
         is_text = isinstance(value, bytes | bytearray | memoryview)
         is_text = is_text or (isinstance(value, str) and name != "stop")
         if is_text or not isinstance(value, Sequence | Set | None):
             raise ValueError(f"{name}={value!r}: give {wanted}")
-    if not isinstance(params.output_kind, RequestOutputKind):
-        raise ValueError(f"output_kind={params.output_kind!r}: give a RequestOutputKind")
-
-
-def _check_choice(params: SamplingParams) -> None:
-    if not _is_number(params.temperature) or params.temperature < 0:
-        given = f"temperature={params.temperature!r}"
-        raise ValueError(f"{given}: give 0 (greedy) or a number above 0")
-    if 0 < params.temperature < MIN_TEMPERATURE:
-        logger.warning(
-            "temperature=%g is raised to %g (0 is greedy)", params.temperature, MIN_TEMPERATURE
-        )
-        params.temperature = MIN_TEMPERATURE
-    if not _is_number(params.top_p) or not 0 < params.top_p <= 1:
-        raise ValueError(f"top_p={params.top_p!r}: give a number above 0 and at most 1")
-    for name, (low, high) in RANGES.items():
+    for name, (fits, wanted) in (NEEDED | OPTIONAL).items():
         value = getattr(params, name)
-        if not _is_number(value) or not low <= value <= high:
-            raise ValueError(f"{name}={value!r}: give a number from {low:g} to {high:g}")
-    if not _is_count(params.top_k):
-        raise ValueError(f"top_k={params.top_k!r}: give an integer from 1, or 0 or -1 for none")
-    if params.seed is not None and not is_integer(params.seed):
-        raise ValueError(f"seed={params.seed!r}: give an integer, or None to have one drawn")
-    if not _is_count(params.n) or not 1 <= params.n <= MAX_SAMPLES:
-        raise ValueError(f"n={params.n!r}: give an integer from 1 to {MAX_SAMPLES}")
+        if not (value is None and name in OPTIONAL) and not fits(value):
+            raise ValueError(f"{name}={value!r}: give {wanted}")
+
+
+def _check_together(params: SamplingParams) -> None:
     if params.n > 1 and params.temperature == 0:
         raise ValueError(f"n={params.n} with temperature=0: greedy samples are equal; give n=1")
-    for name in ("logprobs", "prompt_logprobs"):
-        value = getattr(params, name)
-        if value is not None and not (is_integer(value) and -1 <= value <= MAX_LOGPROBS):
-            wanted = f"an integer from 0 to {MAX_LOGPROBS}, -1 for the whole vocabulary, or None"
-            raise ValueError(f"{name}={value!r}: give {wanted}")
-    _check_tokens(params)
-
-
-def _check_tokens(params: SamplingParams) -> None:
-    bias = {} if params.logit_bias is None else params.logit_bias
-    if not isinstance(bias, Mapping) or not all(
-        _is_count(token) and _is_number(value) and -100 <= value <= 100
-        for token, value in bias.items()
-    ):
-        raise ValueError(f"logit_bias={bias!r}: give {{token id: number from -100 to 100}}")
-    words = params.bad_words or ()
-    if not all(isinstance(word, str) and word.strip() for word in words):
-        raise ValueError(f"bad_words={words!r}: give a list of non-empty strings")
-    allowed = params.allowed_token_ids
-    if allowed is not None and (len(allowed) == 0 or not all(map(_is_count, allowed))):
-        raise ValueError(f"allowed_token_ids={allowed!r}: give at least one token id, or None")
-
-
-def _check_drafts(params: SamplingParams) -> None:
-    K = params.num_speculative_tokens
-    if K is not None and not _is_count(K):
-        wanted = "an integer of at least 0, or None for the engine's"
-        raise ValueError(f"num_speculative_tokens={K!r}: give {wanted}")
+    K, most = params.num_speculative_tokens, params.max_tokens
     if K and not params.speculate:
         raise ValueError(f"num_speculative_tokens={K} with speculate=False: leave one of them out")
-
-
-def _check_end(params: SamplingParams) -> None:
-    most = params.max_tokens
-    if most is not None and (not _is_count(most) or most < 1):
-        wanted = "an integer of at least 1, or None for the end of the context"
-        raise ValueError(f"max_tokens={most!r}: give {wanted}")
     if not _is_count(params.min_tokens) or (most is not None and params.min_tokens > most):
         end = "the end of the context" if most is None else f"max_tokens={most}"
-        wanted = f"an integer from 0 to {end}"
-        raise ValueError(f"min_tokens={params.min_tokens!r}: give {wanted}")
+        raise ValueError(f"min_tokens={params.min_tokens!r}: give an integer from 0 to {end}")
     if params.stop_strings and not params.detokenize:
         raise ValueError(
             f"stop={params.stop!r} with detokenize=False: there is no text to find it in; leave "
             "one of them out, or give stop_token_ids"
         )
-    if any(not isinstance(text, str) or not text for text in params.stop_strings):
-        raise ValueError(f"stop={params.stop!r}: give non-empty strings")
-    if not all(map(_is_count, params.stop_token_ids or ())):
-        given = params.stop_token_ids
-        raise ValueError(f"stop_token_ids={given!r}: give token ids, integers of at least 0")
+    if params.structured_outputs is not None and params.ignore_eos:
+        raise ValueError(
+            "ignore_eos=True with structured_outputs: the text ends where its grammar does; leave "
+            "one of them out"
+        )
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -273,3 +210,49 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def _is_count(value: object) -> TypeGuard[int]:
     return is_integer(value) and value >= 0
+
+
+def _is_bias(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        _is_count(token) and _is_number(bias) and -100 <= bias <= 100
+        for token, bias in value.items()
+    )
+
+
+def _within(low: float, high: float) -> Check:
+    fits = lambda x: _is_number(x) and low <= x <= high  # noqa: E731
+    return fits, f"a number from {low:g} to {high:g}"
+
+
+NUM_LOGPROBS = (
+    lambda x: is_integer(x) and -1 <= x <= MAX_LOGPROBS,
+    f"an integer from 0 to {MAX_LOGPROBS}, -1 for the whole vocabulary, or None",
+)
+# what each value must be
+NEEDED: dict[str, Check] = {
+    "output_kind": (lambda x: isinstance(x, RequestOutputKind), "a RequestOutputKind"),
+    "temperature": (lambda x: _is_number(x) and x >= 0, "0 (greedy) or a number above 0"),
+    "top_p": (lambda x: _is_number(x) and 0 < x <= 1, "a number above 0 and at most 1"),
+    "min_p": _within(0, 1),
+    "presence_penalty": _within(-2, 2),
+    "frequency_penalty": _within(-2, 2),
+    # logits are divided by it: one that float32 rounds to 0 would make them infinite
+    "repetition_penalty": _within(1e-6, 1e6),
+    "top_k": (_is_count, "an integer from 1, or 0 or -1 for none"),
+    "n": (lambda x: is_integer(x) and 1 <= x <= MAX_SAMPLES, f"an integer from 1 to {MAX_SAMPLES}"),
+}
+OPTIONAL: dict[str, Check] = {
+    "seed": (is_integer, "an integer, or None to have one drawn"),
+    "logprobs": NUM_LOGPROBS,
+    "prompt_logprobs": NUM_LOGPROBS,
+    "logit_bias": (_is_bias, "{token id: number from -100 to 100}"),
+    "bad_words": (lambda x: all(isinstance(w, str) and w.strip() for w in x), LISTS["bad_words"]),
+    "allowed_token_ids": (lambda x: x and all(map(_is_count, x)), "at least one token id, or None"),
+    "num_speculative_tokens": (_is_count, "an integer of at least 0, or None for the engine's"),
+    "max_tokens": (
+        lambda x: is_integer(x) and x >= 1,
+        "an integer of at least 1, or None for the end of the context",
+    ),
+    "stop": (lambda x: x != "" and all(isinstance(s, str) and s for s in x), "non-empty strings"),
+    "stop_token_ids": (lambda x: all(map(_is_count, x)), "token ids, integers of at least 0"),
+}

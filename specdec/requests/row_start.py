@@ -27,7 +27,6 @@ class SamplingStart:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether counts of tokens matter."""
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
 
 
@@ -70,7 +69,6 @@ class SamplingFlags(NamedTuple):
 
     @staticmethod
     def of_all(parts: "Iterable[SamplingFlags]") -> "SamplingFlags":
-        """Combine what the parts need."""
         return reduce(SamplingFlags.__or__, set(parts), GREEDY)  # most are equal
 
 

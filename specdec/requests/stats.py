@@ -72,7 +72,6 @@ class SpeculationStats:
         return self.rounds_after(0)
 
     def rounds_after(self, count: int) -> list[RoundRecord]:
-        """Return the rounds after the first `count`."""
         return [RoundRecord(*each) for each in self._rounds[count:]]
 
     def add_round(self, record: RoundRecord) -> None:
@@ -99,7 +98,6 @@ class SpeculationStats:
 
     @property
     def num_drafted(self) -> list[int]:
-        """Count the drafts of each round."""
         return [len(draft_tokens) for draft_tokens, *_ in self._rounds]
 
     @property
@@ -109,7 +107,6 @@ class SpeculationStats:
 
     @property
     def num_levels(self) -> list[int]:
-        """Count the drafts on the longest path of each round."""
         return [record.num_levels for record in self.rounds]
 
     @property
@@ -157,7 +154,6 @@ class SpeculationStats:
         return dict(sorted(Counter(count + 1 for count in self.num_accepted).items()))
 
     def as_dict(self) -> dict[str, object]:
-        """Return all figures, for JSON."""
         return {name: getattr(self, name) for name in FIGURES}
 
 

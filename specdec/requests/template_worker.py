@@ -250,17 +250,13 @@ def _with_calls(message: dict[str, Any], are_texts: bool) -> dict[str, Any]:
 
     OpenAI's clients send a text, Python callers may give an object: the other form is made here.
     """
-    calls = [_with_arguments(call, are_texts) for call in message.get("tool_calls") or ()]
+    calls = list(message.get("tool_calls") or ())
+    for i, call in enumerate(calls):
+        if isinstance(forms := call["function"].get("arguments"), dict):
+            text = _to_json(forms["object"]) if forms["text"] is None else forms["text"]
+            arguments = text if are_texts else Arguments(forms["object"], text)
+            calls[i] = call | {"function": call["function"] | {"arguments": arguments}}
     return message | {"tool_calls": calls} if calls else message
-
-
-def _with_arguments(call: dict[str, Any], are_texts: bool) -> dict[str, Any]:
-    forms = call["function"].get("arguments")
-    if not isinstance(forms, dict):
-        return call
-    text = _to_json(forms["object"]) if forms["text"] is None else forms["text"]
-    arguments = text if are_texts else Arguments(forms["object"], text)
-    return call | {"function": call["function"] | {"arguments": arguments}}
 
 
 @lru_cache(maxsize=4)

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from specdec.arguments import check_text
-from specdec.requests.chat_format import ChatFormat, Conversation
+from specdec.requests.chat_format import ChatFormat, Conversation, MarkedText, SpecialMarks
 from specdec.requests.chat_template import TemplateProcess
 from specdec.requests.file_tokenizer import FileTokenizer
-from specdec.requests.special_text import MarkedText, SpecialMarks
 from specdec.requests.tokenizer_files import read_tokenizer, read_with_transformers
 
 logger = logging.getLogger("specdec")
@@ -156,15 +155,6 @@ class Tokenizer:
         return MarkedText.of(form.ended(text, cast(Conversation, given["messages"])))
 
     def _written(self, form: ChatFormat, variables: Mapping[str, object]) -> str:
-        template = self._template(form)
-        given = {**self.backend.special_tokens_map, **variables}
-        try:
-            return self._templates.render(template, given, form.chat_template_content_format)
-        except ValueError as error:
-            raise ValueError(f"the chat template does not take these messages: {error}") from error
-
-    def _template(self, form: ChatFormat) -> str:
-        """Return Jinja text: the given one (or one of several by name), else the tokenizer's."""
         chat_template = form.template_text()
         if chat_template is None and not self.has_chat_template:
             raise ValueError(
@@ -174,7 +164,11 @@ class Tokenizer:
         template = self.backend.get_chat_template(chat_template, tools=form.tools or None)
         if not isinstance(template, str):
             raise ValueError(f"chat_template={template!r:.100}: give Jinja text")
-        return template
+        given = {**self.backend.special_tokens_map, **variables}
+        try:
+            return self._templates.render(template, given, form.chat_template_content_format)
+        except ValueError as error:
+            raise ValueError(f"the chat template does not take these messages: {error}") from error
 
     def close(self) -> None:
         """End the process that renders templates; the next conversation starts another."""
@@ -207,7 +201,6 @@ class Tokenizer:
 
 @cache
 def _warn_of_two(bos: str) -> None:
-    """Warn once in a process."""
     logger.warning(
         "a prompt begins with %s and the tokenizer adds another: leave it out of the text, or give "
         "token ids (over HTTP add_special_tokens=false); this is said once",

@@ -57,7 +57,6 @@ def read_tokenizer(directory: Path) -> ReadTokenizer:
 
 
 def read_with_transformers(directory: Path) -> ReadTokenizer:
-    """Read a tokenizer of transformers."""
     from specdec.requests import transformers_reader as reader
 
     objects = _checked(directory)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, pick, tl
+from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.overlap import begin
 from specdec.stepping.state import RequestState
 
@@ -15,25 +15,14 @@ def count_sampled(
 
     row_B: state row per batch slot, -1 = padding
     """
-    pick(row_B, launch_count_sampled, count_sampled_ref)(state, row_B, token_BQ, num_accepted_B)
-
-
-def launch_count_sampled(
-    state: RequestState, row_B: Tensor, token_BQ: Tensor, num_accepted_B: Tensor
-) -> None:
+    if not use_triton(row_B):
+        count_sampled_ref(state, row_B, token_BQ, num_accepted_B)
+        return
     B, Q = token_BQ.shape
-    _count_sampled_kernel[(B,)](
-        state.sampling.output_counts,
-        row_B,
-        token_BQ,
-        num_accepted_B,
-        token_BQ.stride(0),
-        num_accepted_B.stride(0),
-        state.sampling.vocab_size,
-        Q=Q,
-        num_warps=1,
-        **launch_options(row_B),
-    )
+    tensors = state.sampling.output_counts, row_B, token_BQ, num_accepted_B
+    strides = token_BQ.stride(0), num_accepted_B.stride(0)
+    options = {"num_warps": 1} | launch_options(row_B)
+    _count_sampled_kernel[(B,)](*tensors, *strides, state.sampling.vocab_size, Q=Q, **options)
 
 
 @jit(varying=("idx_ptr", "tokens_ptr", "num_accepted_ptr", "stride_tokens", "stride_accepted"))

@@ -8,7 +8,7 @@ tree, those on the row's path.
 
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, pick, tl
+from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.overlap import begin
 from specdec.requests.row_start import SamplingFlags
 from specdec.sampler.processors import DecidedRows, process
@@ -21,71 +21,40 @@ def process_logits(
     logits_TV: Tensor, rows: DecidedRows, state: RequestState, flags: SamplingFlags
 ) -> None:
     """Apply what the step needs to its logits, in place."""
-    pick(logits_TV, launch_process_logits, process)(logits_TV, rows, state, flags)
-
-
-def launch_process_logits(
-    logits_TV: Tensor, rows: DecidedRows, state: RequestState, flags: SamplingFlags
-) -> None:
-    if flags.bias or flags.penalties:
-        _launch_weights(logits_TV, rows, state, flags)
+    if not use_triton(logits_TV):
+        process(logits_TV, rows, state, flags)
+        return
     sampling = state.sampling
+    has_paths = rows.path_TD is not None
     path_TD = rows.token_T[:, None] if rows.path_TD is None else rows.path_TD
-    _forbid_kernel[(len(logits_TV),)](
-        logits_TV,
-        sampling.history,
-        rows.state_T,
-        rows.start_T,
-        rows.token_T,
-        rows.position_T,
-        state.min_positions,
-        state.stop_ids,
-        sampling.bad_words,
-        sampling.bad_lengths,
-        sampling.integers,
-        path_TD,
-        path_TD.shape[1],
-        sampling.integers.stride(0),
-        logits_TV.stride(0),
-        len(sampling.floats) - 1,
-        sampling.history.shape[1],
-        HAS_PATHS=rows.path_TD is not None,
+    T, V = logits_TV.shape
+    stride, R = logits_TV.stride(0), len(sampling.floats) - 1
+    if flags.bias or flags.penalties:
+        by_token = sampling.bias, sampling.in_prompt, sampling.output_counts
+        _weights_kernel[(-(-V // BLOCK), T)](
+            *(logits_TV, rows.state_T, rows.start_T, rows.token_T, sampling.floats, *by_token),
+            *(path_TD, path_TD.shape[1], sampling.floats.stride(0), stride, R, V),
+            HAS_PATHS=has_paths,
+            HAS_BIAS=flags.bias,
+            HAS_PENALTIES=flags.penalties,
+            BLOCK=BLOCK,
+            num_warps=4,
+            enable_fp_fusion=False,
+            **launch_options(logits_TV),
+        )
+    of_rows = rows.state_T, rows.start_T, rows.token_T, rows.position_T
+    stops = state.min_positions, state.stop_ids
+    words = sampling.bad_words, sampling.bad_lengths
+    sizes = path_TD.shape[1], sampling.integers.stride(0), stride, R, sampling.history.shape[1]
+    _forbid_kernel[(T,)](
+        *(logits_TV, sampling.history, *of_rows, *stops, *words, sampling.integers, path_TD),
+        *sizes,
+        HAS_PATHS=has_paths,
         STOP_IDS=state.stop_ids.shape[1],
         HAS_WORDS=flags.bad_words,
         WORDS=sampling.bad_words.shape[1],
         LENGTH=sampling.bad_words.shape[2],
         num_warps=1,
-        **launch_options(logits_TV),
-    )
-
-
-def _launch_weights(
-    logits_TV: Tensor, rows: DecidedRows, state: RequestState, flags: SamplingFlags
-) -> None:
-    sampling = state.sampling
-    path_TD = rows.token_T[:, None] if rows.path_TD is None else rows.path_TD
-    T, V = logits_TV.shape
-    _weights_kernel[(-(-V // BLOCK), T)](
-        logits_TV,
-        rows.state_T,
-        rows.start_T,
-        rows.token_T,
-        sampling.floats,
-        sampling.bias,
-        sampling.in_prompt,
-        sampling.output_counts,
-        path_TD,
-        path_TD.shape[1],
-        sampling.floats.stride(0),
-        logits_TV.stride(0),
-        len(sampling.floats) - 1,
-        V,
-        HAS_PATHS=rows.path_TD is not None,
-        HAS_BIAS=flags.bias,
-        HAS_PENALTIES=flags.penalties,
-        BLOCK=BLOCK,
-        num_warps=4,
-        enable_fp_fusion=False,
         **launch_options(logits_TV),
     )
 

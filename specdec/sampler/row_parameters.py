@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, pick, tl
+from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.choose_token import NoiseKeys
 from specdec.kernels.overlap import begin
 from specdec.kernels.support_floor import Limits
@@ -39,34 +39,18 @@ def row_parameters(
     state_T: state row of every row, -1 = padding
     places:  None: a row comes after its request's computed tokens, and is a round of its own
     """
-    gather = pick(state_T, launch_row_parameters, row_parameters_ref)
-    return gather(state, state_T, places, offset, stream, has_epoch)
-
-
-def launch_row_parameters(
-    state: RequestState,
-    state_T: Tensor,
-    places: TextPositions | None,
-    offset: int,
-    stream: int,
-    has_epoch: bool,
-) -> tuple[Limits, NoiseKeys]:
+    if not use_triton(state_T):
+        return row_parameters_ref(state, state_T, places, offset, stream, has_epoch)
     assert state_T.is_contiguous(), state_T.stride()
     sampling = state.sampling
     T = len(state_T)
     floats = sampling.floats.new_empty(3, T)
     integers = sampling.integers.new_empty(5, T)
+    tensors = floats, integers, sampling.floats, sampling.integers, state_T
     _row_parameters_kernel[(-(-T // 128),)](
-        floats,
-        integers,
-        sampling.floats,
-        sampling.integers,
-        state_T,
-        state.num_computed_tokens if places is None else places.positions,
-        state_T if places is None else places.starts,
-        sampling.floats.stride(0),
-        sampling.integers.stride(0),
-        len(sampling.floats) - 1,
+        *tensors,
+        *((state.num_computed_tokens, state_T) if places is None else places),
+        *(sampling.floats.stride(0), sampling.integers.stride(0), len(sampling.floats) - 1),
         T,
         offset,
         BY_ROW=places is None,

@@ -64,7 +64,9 @@ class Sampler:
         flags = step.flags
         is_exact = self.rule == "exact"
         if not flags.logits:
-            self._choose_best(hidden_TD, rows, out_T)
+            state = self.state  # no logits are written out
+            mask = StopMask(rows.position_T, rows.state_T, state.min_positions, state.stop_ids)
+            best_token(hidden_TD, self.model.lm_head.weight, out_T, mask)
             return
         logits_TV = self.model.logits(hidden_TD)
         self._raw_TV = logits_TV.clone() if flags.logprobs >= 0 else None
@@ -83,9 +85,7 @@ class Sampler:
         if is_exact:
             choose_token(logits_TV, floor_T, noise_keys, out_T)
             return
-        if (
-            step.parts
-        ):  # no draft precedes it, so it verifies nothing; rows that verify choose below
+        if step.parts:  # no draft precedes these rows; those that verify choose below
             choose_token(logits_TV, floor_T, noise_keys._replace(stream=BONUS), out_T)
         R = step.num_verify_rows
         if R > 0:
@@ -143,12 +143,6 @@ class Sampler:
         first_B1 = torch.arange(0, R, step.query_len, device=path_BQ.device)[:, None]
         of_prompts = torch.arange(R, step.num_decided, device=path_BQ.device)
         return torch.cat([(first_B1 + path_BQ.clamp(min=0)).flatten(), of_prompts])
-
-    def _choose_best(self, hidden_TD: Tensor, rows: DecidedRows, out_T: Tensor) -> None:
-        """Choose greedily: no logits are written out."""
-        state = self.state
-        mask = StopMask(rows.position_T, rows.state_T, state.min_positions, state.stop_ids)
-        best_token(hidden_TD, self.model.lm_head.weight, out_T, mask)
 
     def _true_rows(self, row_X: Tensor, step: Step) -> Tensor:
         """Map rows as the host counts them, query_len a slot, to where they are; -1: nowhere."""

@@ -25,7 +25,7 @@ class PromptRows:
 
     def __init__(self, most: int, budget: PromptBudget | None) -> None:
         self._most = most
-        self._budget = budget
+        self.budget = budget
         self._arriving = 0.0  # rows of prompts for each step, a running average
         self._num_quiet = 0  # steps since a request came
         # whose prompts the latest step left waiting, and how many steps in a row have
@@ -61,10 +61,10 @@ class PromptRows:
 
     def with_ends(self, work: Work) -> Work:
         """Verify as many drafts as pay beside prompts that end."""
-        if self._budget is None or not work.shared_rows:
+        if self.budget is None or not work.shared_rows:
             return work
         num_ends = sum(part.ends_prompt for part in work.parts)
-        kept = self._budget.verified(work.shared_rows, len(work.verifying), num_ends)
+        kept = self.budget.verified(work.shared_rows, len(work.verifying), num_ends)
         return replace(work, shared_rows=kept)
 
     def fitting(self, work: Work, waiting: list[Request]) -> int:
@@ -74,7 +74,7 @@ class PromptRows:
         passed over; but not where rows are shared out, since drafts take what room prompts leave.
         """
         rows = self._at_most(work, waiting)
-        if self._budget is None or not work.verifying:
+        if self.budget is None or not work.verifying:
             return rows
         ends = [0, *itertools.accumulate(map(num_left, waiting))]
         left = [min(end, rows) - first for first, end in itertools.pairwise(ends) if first < rows]
@@ -83,7 +83,7 @@ class PromptRows:
         due = (i + 1 for i, each in enumerate(waiting) if self._passed_over.get(each, 0) >= most)
         num_due = max(due, default=int(not is_patient))
         num_requests = len(work.verifying)
-        return self._budget.fitting(work.num_verify_rows, num_requests, left, num_due, is_patient)
+        return self.budget.fitting(work.num_verify_rows, num_requests, left, num_due, is_patient)
 
     def _at_most(self, work: Work, waiting: list[Request]) -> int:
         """The most that may ride.
@@ -92,12 +92,12 @@ class PromptRows:
         share a step's costs better than few, and drafts pay more beside them than beside prompts.
         """
         most = self._most
-        if self._budget is None or not work.verifying:
+        if self.budget is None or not work.verifying:
             return most
         num_keys = sum(request.num_tokens for request in work.verifying)
         verified, start = work.num_verify_rows, waiting[0].num_prefilled
         arriving = max(self._arriving, _backlog(waiting) / BACKLOG_STEPS)
-        return min(self._budget.rows(verified, num_keys, start, arriving), most)
+        return min(self.budget.rows(verified, num_keys, start, arriving), most)
 
 
 def num_left(request: Request) -> int:

@@ -45,12 +45,11 @@ class Scheduler:
     ) -> None:
         self.pool = pool
         self.sizes = sizes
-        self.budget = budget
         self.planner = planner
         self._num_live = 0  # levels of the drafts that the latest step leaves
         self._has_trees = False  # which are trees, in engines that draft both
         self.blocks = RequestBlocks(pool, sizes, use_prefix_cache)
-        self._prompts = PromptRows(sizes.max_num_batched_tokens, budget)
+        self.prompts = PromptRows(sizes.max_num_batched_tokens, budget)
         self.waiting: list[Request] = []  # in order of priority and arrival
         self.prefilling: list[Request] = []
         self.running: list[Request] = []
@@ -89,7 +88,7 @@ class Scheduler:
         """Decide on the next step and count it as launched."""
         self._grown = []
         admitted = self._admit()
-        self._prompts.note_arrivals(admitted, are_more=bool(self.waiting))
+        self.prompts.note_arrivals(admitted, are_more=bool(self.waiting))
         ranked = self._ranked()
         work = self._work(ranked)
         # a step may have preempted some of them
@@ -195,13 +194,13 @@ class Scheduler:
         prefilling = set(self.prefilling)
         waiting = [each for each in ranked if each in prefilling and each.finish is None]
         if not waiting:
-            self._prompts.note_left([])
+            self.prompts.note_left([])
         if not verifying and not waiting:
             return None
         work = self._round(verifying, waiting)
         if waiting:
             self._add_parts(work, waiting)
-            work = self._prompts.with_ends(work)
+            work = self.prompts.with_ends(work)
         self._num_live = work.num_levels or 0
         self._has_trees = work.proposes_tree
         return work
@@ -221,7 +220,7 @@ class Scheduler:
         num_keys = sum(each.num_tokens for each in verifying)
         # where none verifies yet, for those that soon will
         num_requests = len(verifying) or min(len(waiting), self.sizes.max_num_seqs)
-        num_prompt_rows = self._prompts.beside_one_row_each(verifying, waiting)
+        num_prompt_rows = self.prompts.beside_one_row_each(verifying, waiting)
         drafting = (each for each in verifying if each.num_speculative_tokens > 0)
         num_sampled = sum(each.params.temperature > 0 for each in drafting) if verifying else None
         plan = self.planner.plan(
@@ -232,7 +231,7 @@ class Scheduler:
                 num_prompt_rows,
                 has_trees=self._has_trees,
                 trees_fit=len(verifying) + len(waiting) <= self.sizes.max_tree_requests,
-                hurries=self._prompts.hurries(waiting),
+                hurries=self.prompts.hurries(waiting),
                 num_sampled=num_sampled,
             )
         )
@@ -258,7 +257,7 @@ class Scheduler:
 
     def _add_parts(self, work: Work, waiting: list[Request]) -> None:
         """Pack prompts in order, up to the budget; only the last of them may go on."""
-        rows_left = self._prompts.fitting(work, waiting)
+        rows_left = self.prompts.fitting(work, waiting)
         for request in waiting:
             length = min(num_left(request), rows_left)
             if length == 0:
@@ -271,7 +270,7 @@ class Scheduler:
             if part.ends_prompt:
                 self.prefilling.remove(request)
                 self.running.append(request)
-        self._prompts.note_left(waiting)
+        self.prompts.note_left(waiting)
 
     def _verifying(self, ranked: list[Request]) -> list[Request] | None:
         """List the running requests, each with blocks for the step.

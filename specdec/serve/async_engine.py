@@ -47,7 +47,6 @@ class AsyncEngine:
 
     @property
     def facts(self) -> EngineFacts:
-        """Tell what a server has to know of the engine."""
         return self._host.facts
 
     async def check_grammar(self, params: SamplingParams) -> None:
@@ -223,7 +222,6 @@ class Mailbox:
         self._new: RequestOutput | EngineDeadError | None = None
 
     async def get(self) -> RequestOutput:
-        """Wait for what has come since the last call."""
         await self._is_full.wait()
         self._is_full.clear()
         with self._lock:

@@ -26,8 +26,7 @@ from specdec.requests.intake import NewRequest
 from specdec.requests.metrics import Metric
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
-from specdec.requests.pieces import Pieces
-from specdec.requests.request import Request
+from specdec.requests.request import Pieces, Request
 from specdec.speculative_config import SpeculativeConfig
 
 logger = logging.getLogger("specdec")
@@ -73,7 +72,6 @@ class EngineFacts:
 
     @staticmethod
     def of(llm: LLM) -> "EngineFacts":
-        """Read from what was loaded."""
         return EngineFacts(
             max_num_seqs=llm.sizes.max_num_seqs,
             max_model_len=llm.sizes.max_model_len,
@@ -128,7 +126,6 @@ class EngineThread:
         return self.call(partial(self._abort, request_id, listener), is_fatal=True)
 
     def metrics(self) -> Future[list[Metric]]:
-        """List counts since the start, and what runs now."""
         return self.call(self._engine.metrics)
 
     def check_grammar(self, params: SamplingParams) -> Future[None]:
@@ -151,7 +148,6 @@ class EngineThread:
 
     @property
     def is_running(self) -> bool:
-        """Tell whether commands are taken."""
         return not self._is_over and self._owner == os.getpid()
 
     @property
@@ -292,7 +288,6 @@ def settle(answer: Future[Any], value: Any, is_error: bool) -> None:
 
 
 def failed(error: Exception) -> Future[Any]:
-    """Answer with an error."""
     answer = Future[Any]()
     answer.set_exception(error)
     return answer

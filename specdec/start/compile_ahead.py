@@ -143,7 +143,7 @@ def samplings(runner: Runner) -> Iterator[Step]:
         for count in request_counts(runner, 1):
             yield chunk(runner, 1, count, flags)
         for query_len in query_lens:
-            for count in round_counts(runner, query_len):
+            for count in request_counts(runner, query_len):
                 yield round_of(runner, count, query_len, flags)
         yield from mixed_steps(runner, flags)
         yield from shared_rounds(runner, flags)
@@ -235,17 +235,14 @@ def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
             yield runner.step_of([-1] * num_verified, parts, bound, flags, sizes.query_len)
 
 
-def round_counts(runner: Runner, query_len: int) -> Iterable[int]:
-    """List the `request_counts` of a round; of trees also for the rows of the draft's levels."""
-    tree = runner.sizes.tree
-    levels = request_counts(runner, tree.top_k) if tree is not None and query_len > 1 else ()
-    return dict.fromkeys([*request_counts(runner, query_len), *levels])
-
-
 def request_counts(runner: Runner, query_len: int) -> Iterable[int]:
-    """List every kind of row count; and all requests, whose number is what some kernels go by."""
-    most = runner.sizes.max_num_seqs
-    return dict.fromkeys([*counts_by_kind(query_len, most), most])
+    """List every kind of row count; of trees also those of the draft's levels.
+
+    All requests are among them: their number is what some kernels go by.
+    """
+    most, tree = runner.sizes.max_num_seqs, runner.sizes.tree
+    each = (query_len, tree.top_k) if tree is not None and query_len > 1 else (query_len,)
+    return dict.fromkeys(count for rows in each for count in (*counts_by_kind(rows, most), most))
 
 
 def counts_by_kind(query_len: int, most: int) -> Iterator[int]:

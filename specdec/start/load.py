@@ -90,7 +90,13 @@ def load(model: str | Path, speculation: SpeculativeConfig | None, config: Engin
     if device.type == "cuda":
         hashing_compiler()
         user_table()  # a faulty one is refused before weights are read
-    directory, tokenizer_directory, draft_directory = _directories(model, speculation, config)
+    hub = hub_of(config)  # all three are located before any is read
+    directory = locate(model, "target", hub)
+    tokenizer_directory = locate_tokenizer(model, config, directory)
+    draft_directory = None
+    if speculation is not None:
+        draft_hub = replace(hub, revision=speculation.revision)
+        draft_directory = locate(speculation.model, "draft", draft_hub)
     # first: a directory that is no target says so here, not by the tokenizer that it lacks
     reader = Reader(directory)
     known = resolve_target(reader, Log())
@@ -175,19 +181,6 @@ def _tokenizers_eos(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
         return ()
     logger.info("eos_token_id=%d: the tokenizer's, since the checkpoint's configs have none", found)
     return (found,)
-
-
-def _directories(
-    model: str | Path, speculation: SpeculativeConfig | None, config: EngineConfig
-) -> tuple[Path, Path, Path | None]:
-    """Locate the target, its tokenizer and the draft before any is read."""
-    hub = hub_of(config)
-    directory = locate(model, "target", hub)
-    tokenizer = locate_tokenizer(model, config, directory)
-    if speculation is None:
-        return directory, tokenizer, None
-    own = replace(hub, revision=speculation.revision)
-    return directory, tokenizer, locate(speculation.model, "draft", own)
 
 
 @contextmanager

@@ -173,16 +173,12 @@ def _level(rounds: Sequence[Timed]) -> Measured:
 
 
 def _round(
-    runner: Runner,
-    state_rows: Sequence[int],
-    num_levels: int | None = None,
-    shared_rows: int | None = None,
+    runner: Runner, state_rows: Sequence[int], num_levels: int | None = None, shared_rows: int = 0
 ) -> Step:
-    """shared_rows: None: all rows of the requests, or one for each where nothing is drafted."""
+    """shared_rows: 0: all rows of the requests, or one for each where nothing is drafted."""
     sizes = runner.sizes
     Q = 1 if num_levels == 0 else sizes.query_len
-    rows = 0 if shared_rows is None else shared_rows
-    return runner.step_of(state_rows, (), sizes.max_model_len, GREEDY, Q, rows, num_levels)
+    return runner.step_of(state_rows, (), sizes.max_model_len, GREEDY, Q, shared_rows, num_levels)
 
 
 def _prompt(runner: Runner, rows: int) -> Step:
@@ -225,8 +221,8 @@ def _pair(runner: Runner, prompts: Sequence[Timed]) -> tuple[Timed, Timed, int]:
     sizes = runner.sizes
     rows = min(4 * LEAST_PROMPT_ROWS, sizes.max_model_len // 2, sizes.max_num_rows)
     start = min(LONG_CONTEXT, sizes.max_model_len - rows)
-    known = [timed for timed in prompts if timed.step.num_tokens == rows]
-    first = known[0] if known else Timed(runner, _prompt(runner, rows))
+    known = (timed for timed in prompts if timed.step.num_tokens == rows)
+    first = next(known, None) or Timed(runner, _prompt(runner, rows))
     [part] = first.step.parts
     moved = replace(part, prompt=[0] * (start + rows), start=start)
     step = runner.step_of((), [moved], 0, GREEDY, None, 0, first.step.num_levels)

@@ -48,7 +48,6 @@ def drafting_of(speculation: SpeculativeConfig | None, has_graphs: bool) -> Draf
         num_nodes = given if count is None else count
         tree = TreeShape(num_levels=given, top_k=speculation.top_k or 1, num_nodes=num_nodes)
         return Drafting(given, tree=tree, confidence_threshold=threshold or 0.0)
-    is_auto = given == AUTO
     wanted = speculation.adaptive is not False and given != 0
     obstacle = None
     if speculation.acceptance != "exact":
@@ -59,7 +58,7 @@ def drafting_of(speculation: SpeculativeConfig | None, has_graphs: bool) -> Draf
         obstacle = "rounds are measured with graphs on a GPU only"
     is_adaptive = wanted and obstacle is None
     if wanted and obstacle is not None:
-        number = FIXED_DRAFTS if is_auto else given
+        number = FIXED_DRAFTS if given == AUTO else given
         logger.info("%s drafts for every request: %s", number, obstacle)
     if threshold is None and not is_adaptive:
         threshold = 0.0

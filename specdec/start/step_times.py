@@ -7,7 +7,6 @@ is read.
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,7 +29,8 @@ class Timed:
     def __init__(self, runner: Runner, step: Step) -> None:
         self.step = step
         self._acts = _MarkingActs(**vars(runner.acts))
-        self._runs: list[_Run] = []
+        # marks of each run, and of the draft's levels in it, if their number varies
+        self._runs: list[tuple[Any, Any, tuple[Any, Any] | None]] = []
         for _ in range(2 if step.num_tokens <= FEW_ROWS else 1):
             self.run()
 
@@ -39,22 +39,29 @@ class Timed:
         self._acts.levels = None
         with torch.inference_mode():
             self._acts.run(self.step)
-        self._runs.append(_Run(start, mark(), self._acts.levels))
+        self._runs.append((start, mark(), self._acts.levels))
+
+    def _times(self) -> list[tuple[float, float]]:
+        """Read milliseconds of each run, and of the draft's levels after the first in it."""
+        return [
+            (milliseconds(start, end), 0.0 if levels is None else milliseconds(*levels))
+            for start, end, levels in self._runs
+        ]
 
     @property
     def ms(self) -> float:
-        return min(run.ms for run in self._runs)
+        return min(ms for ms, _ in self._times())
 
     @property
     def one_level_ms(self) -> float:
         """Milliseconds of the step without the draft's levels after the first."""
-        return min(run.ms - run.levels_ms for run in self._runs)
+        return min(ms - levels_ms for ms, levels_ms in self._times())
 
     @property
     def level_ms(self) -> float:
         """Milliseconds of each of these levels; 0 where there are none."""
         most = (self.step.num_levels or 1) - 1
-        return min(run.levels_ms for run in self._runs) / most if most > 0 else 0.0
+        return min(levels_ms for _, levels_ms in self._times()) / most if most > 0 else 0.0
 
 
 class _MarkingActs(Acts):
@@ -71,23 +78,6 @@ class _MarkingActs(Acts):
         super().decode_draft(step)
         if step.num_levels is not None:
             self.levels = begin, mark()
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Marks of a step, and of the draft's levels in it, if it drafts."""
-
-    start: Any
-    end: Any
-    levels: tuple[Any, Any] | None
-
-    @property
-    def ms(self) -> float:
-        return milliseconds(self.start, self.end)
-
-    @property
-    def levels_ms(self) -> float:
-        return 0.0 if self.levels is None else milliseconds(*self.levels)
 
 
 def mark() -> Any:

@@ -14,7 +14,7 @@ keep the markers of rows without a choice (best_token.py); what is embedded late
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
+from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.overlap import begin
 from specdec.stepping.buffers import CONFIDENCE_ONE, StepBuffers
 from specdec.stepping.fill import Interval
@@ -36,37 +36,17 @@ def accept_and_commit(
         with 0 after the rows
     is_shared: a slot has its share of rows instead, by buffers.verify_start_loc
     """
-    commit = pick(buffers.results, launch_accept_and_commit, accept_and_commit_ref)
-    commit(buffers, state, num_reqs, is_pq, query_len, is_shared)
-
-
-def launch_accept_and_commit(
-    buffers: StepBuffers,
-    state: RequestState,
-    num_reqs: int,
-    is_pq: bool,
-    query_len: int,
-    is_shared: bool = False,
-) -> None:
+    if not use_triton(buffers.results):
+        accept_and_commit_ref(buffers, state, num_reqs, is_pq, query_len, is_shared)
+        return
     N = buffers.sampled_tokens.shape[1]
+    rows = buffers.results, buffers.draft_input_ids, buffers.last_token_indices
+    drafts = buffers.draft_tokens, buffers.draft_positions, buffers.draft_slots
+    progress = state.num_computed_tokens, state.last_sampled_tokens, state.num_live_drafts
+    verified = buffers.target_tokens, buffers.positions, buffers.input_ids, buffers.num_valid
+    slots = buffers.verify_start_loc, buffers.sample_mapping, buffers.pq_accepted
     _accept_and_commit_kernel[(num_reqs,)](
-        buffers.results,
-        buffers.draft_input_ids,
-        buffers.last_token_indices,
-        buffers.draft_tokens,
-        buffers.draft_positions,
-        buffers.draft_slots,
-        state.num_computed_tokens,
-        state.last_sampled_tokens,
-        state.num_live_drafts,
-        state.draft_confidences,
-        buffers.target_tokens,
-        buffers.positions,
-        buffers.input_ids,
-        buffers.num_valid,
-        buffers.verify_start_loc,
-        buffers.sample_mapping,
-        buffers.pq_accepted,
+        *(*rows, *drafts, *progress, state.draft_confidences, *verified, *slots),
         len(state.num_computed_tokens) - 1,
         buffers.results.shape[1],
         Q=query_len,
@@ -232,32 +212,19 @@ def commit_prompts(
     A resumed request takes the token that it sampled before its preemption, which its last draft
     row embeds.
     """
-    commit = pick(buffers.results, launch_commit_prompts, commit_prompts_ref)
-    commit(buffers, state, batch_slots, rows)
-
-
-def launch_commit_prompts(
-    buffers: StepBuffers, state: RequestState, batch_slots: Interval, rows: Interval
-) -> None:
+    if not use_triton(buffers.results):
+        commit_prompts_ref(buffers, state, batch_slots, rows)
+        return
+    drafts = buffers.draft_input_ids, buffers.draft_tokens, buffers.draft_positions
+    progress = state.num_computed_tokens, state.last_sampled_tokens, state.num_live_drafts
+    chosen = buffers.target_tokens, buffers.positions, buffers.draft_sample_slots
+    slots = buffers.last_token_indices, buffers.sample_mapping
+    R, WIDTH = len(state.num_computed_tokens) - 1, buffers.results.shape[1]
+    sizes = batch_slots.first, rows.first, R, WIDTH
     _commit_prompts_kernel[(batch_slots.end - batch_slots.first,)](
-        buffers.results,
-        buffers.draft_input_ids,
-        buffers.draft_tokens,
-        buffers.draft_positions,
-        state.num_computed_tokens,
-        state.last_sampled_tokens,
-        state.num_live_drafts,
-        buffers.target_tokens,
-        buffers.positions,
-        buffers.draft_sample_slots,
-        buffers.last_token_indices,
-        buffers.sample_mapping,
-        batch_slots.first,
-        rows.first,
-        len(state.num_computed_tokens) - 1,
-        buffers.results.shape[1],
+        *(buffers.results, *drafts, *progress, *chosen, *slots, *sizes),
         K=buffers.draft_tokens.shape[1],
-        N_PADDED=next_power_of_2(buffers.results.shape[1]),
+        N_PADDED=next_power_of_2(WIDTH),
         num_warps=1,
         **launch_options(buffers.results),
     )

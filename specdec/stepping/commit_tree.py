@@ -56,36 +56,19 @@ def launch_walk_trees(
 ) -> None:
     tree = buffers.of_trees
     X = tree.shape.num_nodes
+    path_rows = buffers.results, buffers.positions, buffers.slot_mapping, buffers.verify_start_loc
+    seeds = buffers.draft_input_ids, buffers.last_token_indices
+    drafts = buffers.draft_tokens, buffers.draft_positions, buffers.draft_slots
+    paths = tree.walked, tree.path_sources, tree.moved_from, tree.moved_to
+    progress = state.num_computed_tokens, state.last_sampled_tokens, state.num_live_drafts
+    kept = state.node_probs, state.sampling.history
+    verified = buffers.target_tokens, buffers.input_ids, buffers.sample_states, tree.parents
+    slots = buffers.sample_mapping, state.block_table
+    R, M = state.block_table.shape
+    widths = buffers.results.shape[1], state.sampling.history.shape[1]
     _walk_trees_kernel[(num_reqs,)](
-        buffers.results,
-        buffers.positions,
-        buffers.slot_mapping,
-        buffers.verify_start_loc,
-        buffers.draft_input_ids,
-        buffers.last_token_indices,
-        buffers.draft_tokens,
-        buffers.draft_positions,
-        buffers.draft_slots,
-        tree.walked,
-        tree.path_sources,
-        tree.moved_from,
-        tree.moved_to,
-        state.num_computed_tokens,
-        state.last_sampled_tokens,
-        state.num_live_drafts,
-        state.node_probs,
-        state.sampling.history,
-        buffers.target_tokens,
-        buffers.input_ids,
-        buffers.sample_states,
-        tree.parents,
-        buffers.sample_mapping,
-        state.block_table,
-        len(state.num_computed_tokens) - 1,
-        state.block_table.shape[1],
-        buffers.results.shape[1],
-        state.sampling.history.shape[1],
-        tree.first_slot,
+        *(*path_rows, *seeds, *drafts, *paths, *progress, *kept, *verified, *slots),
+        *(R - 1, M, *widths, tree.first_slot),
         N=rows.num_rows,
         Q=rows.path_len,
         X=X,

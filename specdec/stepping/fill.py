@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
+from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.overlap import begin
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import BLOCK_SIZE
@@ -100,42 +100,19 @@ def fill_round(
     shared_rows: if not 0, a slot has its share of these instead, by buffers.rows_per_slot; rows
         that no slot takes are padding, and buffers.verify_start_loc says where slots begin
     """
-    fill = pick(buffers.idx_mapping, launch_fill_round, fill_round_ref)
-    fill(buffers, state, num_reqs, max_model_len, query_len, shared_rows)
-
-
-def launch_fill_round(
-    buffers: StepBuffers,
-    state: RequestState,
-    num_reqs: int,
-    max_model_len: int,
-    query_len: int,
-    shared_rows: int = 0,
-) -> None:
+    if not use_triton(buffers.idx_mapping):
+        fill_round_ref(buffers, state, num_reqs, max_model_len, query_len, shared_rows)
+        return
+    rows = buffers.input_ids, buffers.positions, buffers.slot_mapping, buffers.num_valid
+    decided = buffers.sample_mapping, buffers.sample_states, buffers.sample_starts
+    draft_rows = buffers.verify_start_loc, buffers.draft_input_ids
+    slots = buffers.idx_mapping, buffers.rows_per_slot
+    progress = state.last_sampled_tokens, state.draft_tokens, state.num_computed_tokens
+    bounds = state.num_draft_tokens, state.num_live_drafts, state.block_table
+    R, M = state.block_table.shape
+    sizes = R - 1, M, max_model_len, state.draft_tokens.shape[1], num_reqs, shared_rows
     _fill_round_kernel[(num_reqs + (shared_rows > 0),)](
-        buffers.input_ids,
-        buffers.positions,
-        buffers.slot_mapping,
-        buffers.num_valid,
-        buffers.sample_mapping,
-        buffers.sample_states,
-        buffers.sample_starts,
-        buffers.verify_start_loc,
-        buffers.draft_input_ids,
-        buffers.idx_mapping,
-        buffers.rows_per_slot,
-        state.last_sampled_tokens,
-        state.draft_tokens,
-        state.num_computed_tokens,
-        state.num_draft_tokens,
-        state.num_live_drafts,
-        state.block_table,
-        state.block_table.shape[0] - 1,
-        state.block_table.shape[1],
-        max_model_len,
-        state.draft_tokens.shape[1],
-        num_reqs,
-        shared_rows,
+        *(*rows, *decided, *draft_rows, *slots, *progress, *bounds, *sizes),
         Q=query_len,
         Q_PADDED=next_power_of_2(query_len),
         SHARES=next_power_of_2(len(buffers.rows_per_slot)) if shared_rows else 0,

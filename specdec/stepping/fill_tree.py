@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
+from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.overlap import begin
 from specdec.sizes import BLOCK_SIZE
 from specdec.stepping.buffers import StepBuffers
@@ -29,42 +29,22 @@ def fill_tree(
     num_reqs: batch slots, padding included
     num_rows: N, of each slot: the root's and those of nodes, all or the most probable
     """
-    fill = pick(buffers.idx_mapping, launch_fill_tree, fill_tree_ref)
-    fill(buffers, state, num_reqs, num_rows, max_model_len)
-
-
-def launch_fill_tree(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, num_rows: int, max_model_len: int
-) -> None:
+    if not use_triton(buffers.idx_mapping):
+        fill_tree_ref(buffers, state, num_reqs, num_rows, max_model_len)
+        return
     tree = buffers.of_trees
-    N = num_rows
+    rows = buffers.input_ids, buffers.positions, buffers.slot_mapping, buffers.num_valid
+    decided = buffers.sample_mapping, buffers.sample_states, buffers.sample_starts
+    of_paths = tree.parents, tree.path_rows, tree.path_slots, tree.path_starts
+    roots = buffers.idx_mapping, state.last_sampled_tokens
+    nodes = state.draft_nodes, state.draft_parents, state.draft_depths
+    bounds = state.num_computed_tokens, state.num_draft_tokens, state.num_live_drafts
+    R, M = state.block_table.shape
+    sizes = R - 1, M, max_model_len, tree.first_slot
     _fill_tree_kernel[(num_reqs,)](
-        buffers.input_ids,
-        buffers.positions,
-        buffers.slot_mapping,
-        buffers.num_valid,
-        buffers.sample_mapping,
-        buffers.sample_states,
-        buffers.sample_starts,
-        tree.parents,
-        tree.path_rows,
-        tree.path_slots,
-        tree.path_starts,
-        buffers.idx_mapping,
-        state.last_sampled_tokens,
-        state.draft_nodes,
-        state.draft_parents,
-        state.draft_depths,
-        state.num_computed_tokens,
-        state.num_draft_tokens,
-        state.num_live_drafts,
-        state.block_table,
-        state.block_table.shape[0] - 1,
-        state.block_table.shape[1],
-        max_model_len,
-        tree.first_slot,
-        N=N,
-        N_PADDED=next_power_of_2(N),
+        *(*rows, *decided, *of_paths, *roots, *nodes, *bounds, state.block_table, *sizes),
+        N=num_rows,
+        N_PADDED=next_power_of_2(num_rows),
         X=tree.shape.num_nodes,
         D1=tree.shape.path_len,
         S=BLOCK_SIZE,

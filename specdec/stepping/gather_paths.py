@@ -13,8 +13,7 @@ AT_ONCE = 1024  # rows that the kernel moves in an iteration
 def gather_paths(
     buffers: StepBuffers, num_reqs: int, tree: TreeRows, num_prompt_rows: int, num_rows: int
 ) -> None:
-    """Bring what the draft reads to the rows of paths, the same number for each of `num_reqs`
-    slots.
+    """Bring what the draft reads to the rows of paths, the same number for each slot.
 
     Then come num_prompt_rows rows of prompts, and padding up to num_rows.
     """
@@ -29,16 +28,11 @@ def gather_paths(
 def launch_move_prompts(
     buffers: StepBuffers, num_reqs: int, tree: TreeRows, num_prompt_rows: int, num_rows: int
 ) -> None:
+    moved = buffers.positions, buffers.slot_mapping, buffers.draft_input_ids
+    last_rows = buffers.last_token_indices
     _move_prompts_kernel[(1,)](
-        buffers.positions,
-        buffers.slot_mapping,
-        buffers.draft_input_ids,
-        buffers.of_trees.path_sources,
-        buffers.last_token_indices,
-        len(buffers.last_token_indices),
-        num_reqs,
-        num_prompt_rows,
-        num_rows,
+        *(*moved, buffers.of_trees.path_sources, last_rows),
+        *(len(last_rows), num_reqs, num_prompt_rows, num_rows),
         N=tree.num_rows,
         Q=tree.path_len,
         BLOCK=AT_ONCE,

@@ -18,7 +18,6 @@ from torch import Tensor
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.best_children import (
     Perturbation,
-    TileChildren,
     id_of,
     key_of,
     launch_best_children,
@@ -99,43 +98,22 @@ def launch_add_children(
 ) -> None:
     """Reduce each tile of columns, then all of them; lay out the rows of the next level."""
     found = launch_best_children(logits_XW, to.tree.shape.top_k, perturbation)
-    launch_write_level(found, num_reqs, to)
-
-
-def launch_write_level(found: TileChildren, num_reqs: int, to: TreeLevel) -> None:
     buffers = to.buffers
     tree = to.tree
     state = to.state
     tiles = found.peaks.shape[1]
     k = tree.shape.top_k
     P = to.rows_per_req
+    nodes = tree.tokens, tree.scores, tree.places, tree.row_places, tree.parent_rows
+    votes = buffers.draft_levels, buffers.num_going, buffers.votes
+    rows = buffers.draft_last_tokens, buffers.draft_positions, buffers.draft_slots
+    slots = buffers.sample_mapping, state.num_computed_tokens, state.num_draft_tokens
+    sizes = tiles, tree.shape.num_candidates, len(state.num_computed_tokens) - 1, to.max_model_len
     _write_level_kernel[(num_reqs,)](
-        tree.tokens,
-        tree.scores,
-        tree.places,
-        tree.row_places,
-        tree.parent_rows,
-        tree.draft_path_slots,
-        tree.draft_starts,
-        buffers.draft_levels,
-        buffers.num_going,
-        buffers.votes,
-        buffers.draft_last_tokens,
-        buffers.draft_positions,
-        buffers.draft_slots,
-        *found,
+        *(*nodes, tree.draft_path_slots, tree.draft_starts, *votes, *rows, *found),
         found.ids if to.d2t_W is None else to.d2t_W,
         found.scores if to.threshold is None else to.threshold,
-        buffers.sample_mapping,
-        state.num_computed_tokens,
-        state.num_draft_tokens,
-        tiles,
-        tree.shape.num_candidates,
-        len(state.num_computed_tokens) - 1,
-        to.max_model_len,
-        tree.first_slot,
-        to.first_place,
-        to.level,
+        *(*slots, *sizes, tree.first_slot, to.first_place, to.level),
         K=k,
         K_PADDED=next_power_of_2(k),
         P=P,
@@ -327,25 +305,14 @@ def _write_level_kernel(
 def launch_keep_nodes(num_reqs: int, to: TreeLevel) -> None:
     tree = to.tree
     state = to.state
-    N = tree.shape.num_rows
+    proposed = tree.proposed_nodes, tree.proposed_parents
+    nodes = state.draft_nodes, state.draft_parents, state.draft_depths, state.node_probs
+    candidates = tree.rows, tree.tokens, tree.scores, tree.places
+    slots = to.buffers.draft_levels, to.buffers.sample_mapping
+    sizes = len(state.num_computed_tokens) - 1, tree.shape.num_candidates, to.num_candidates
     _keep_nodes_kernel[(num_reqs,)](
-        tree.proposed_nodes,
-        tree.proposed_parents,
-        state.draft_nodes,
-        state.draft_parents,
-        state.draft_depths,
-        state.node_probs,
-        state.num_live_drafts,
-        tree.rows,
-        tree.tokens,
-        tree.scores,
-        tree.places,
-        to.buffers.draft_levels,
-        to.buffers.sample_mapping,
-        len(state.num_computed_tokens) - 1,
-        tree.shape.num_candidates,
-        to.num_candidates,
-        N=N,
+        *(*proposed, *nodes, state.num_live_drafts, *candidates, *slots, *sizes),
+        N=tree.shape.num_rows,
         K=tree.shape.top_k,
         STOPS=to.threshold is not None,
         BLOCK=KEEP_BLOCK,

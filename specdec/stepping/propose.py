@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl, use_triton
+from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.best_token import (
     TileMaxima,
     confidence,
@@ -34,9 +34,8 @@ from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
 from specdec.stepping.stop_drafting import count_drafting, decide, decide_ref, drafting_ref
 
-LEAST_CONFIDENCE = (
-    1e-4  # clamps probabilities to here and 1 - this before the logit, as the calibration does
-)
+# clamps probabilities to here and 1 - this before the logit, as the calibration does
+LEAST_CONFIDENCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,11 @@ class DraftLevel:
 
 def propose(normed_BD: Tensor, weight_WD: Tensor, to: DraftLevel) -> None:
     """Write the best tokens; after the last level, all K to the state rows. weight_WD: the head."""
-    pick(normed_BD, launch_propose, propose_ref)(normed_BD, weight_WD, to)
+    if not use_triton(normed_BD):
+        propose_ref(normed_BD, weight_WD, to)
+        return
+    has_sums = to.calibration is not None
+    launch_write_level(launch_tile_maxima(normed_BD, weight_WD, None, has_sums), to)
 
 
 def propose_sampled(
@@ -77,11 +80,6 @@ def propose_sampled(
         write_level_ref(noisy_ref(logits_BW, floor_B, noise_keys), to, temperature_B)
 
 
-def launch_propose(normed_BD: Tensor, weight_WD: Tensor, to: DraftLevel) -> None:
-    has_sums = to.calibration is not None
-    launch_write_level(launch_tile_maxima(normed_BD, weight_WD, None, has_sums), to)
-
-
 def launch_write_level(
     maxima: TileMaxima, to: DraftLevel, temperature_B: Tensor | None = None
 ) -> None:
@@ -91,33 +89,19 @@ def launch_write_level(
     best, ids, sums = maxima
     tiles, B = best.shape
     K = buffers.draft_tokens.shape[1]
+    rows = buffers.draft_last_tokens, buffers.draft_positions, buffers.draft_slots
+    votes = buffers.num_going, buffers.votes
+    drafts = state.draft_tokens, state.num_live_drafts, state.draft_confidences, state.draft_probs
+    slots = buffers.sample_mapping, state.num_computed_tokens, state.num_draft_tokens
+    R, M = state.block_table.shape
     _propose_kernel[(B,)](
-        buffers.draft_tokens,
-        buffers.draft_last_tokens,
-        buffers.draft_positions,
-        buffers.draft_slots,
-        buffers.num_going,
-        buffers.votes,
-        state.draft_tokens,
-        state.num_live_drafts,
-        state.draft_confidences,
-        state.draft_probs,
-        best,
-        ids,
+        *(buffers.draft_tokens, *rows, *votes, *drafts, best, ids),
         best if sums is None else sums,
         best if temperature_B is None else temperature_B,
         best if to.calibration is None else to.calibration,
         best if to.threshold is None else to.threshold,
         ids if to.d2t_W is None else to.d2t_W,
-        buffers.sample_mapping,
-        state.num_computed_tokens,
-        state.num_draft_tokens,
-        state.block_table,
-        tiles,
-        B,
-        state.block_table.shape[0] - 1,
-        state.block_table.shape[1],
-        to.max_model_len,
+        *(*slots, state.block_table, tiles, B, R - 1, M, to.max_model_len),
         K=K,
         K_PADDED=next_power_of_2(K),
         LEVEL=-1 if to.level is None else to.level,

@@ -9,7 +9,7 @@ many of its drafts take part.
 
 import torch
 
-from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
+from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.overlap import begin
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
@@ -24,27 +24,17 @@ def share_rows(
 
     num_reqs: batch slots, padding included; at most num_rows of them have a request
     """
-    share = pick(buffers.idx_mapping, launch_share_rows, share_rows_ref)
-    share(buffers, state, num_reqs, num_rows, max_model_len)
-
-
-def launch_share_rows(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, num_rows: int, max_model_len: int
-) -> None:
+    if not use_triton(buffers.idx_mapping):
+        share_rows_ref(buffers, state, num_reqs, num_rows, max_model_len)
+        return
     K = state.draft_tokens.shape[1]
     most = len(buffers.rows_per_slot)
     assert most <= 1 << SLOT_BITS, most
+    slots = buffers.rows_per_slot, buffers.idx_mapping, state.draft_probs
+    bounds = state.num_live_drafts, state.num_draft_tokens, state.num_computed_tokens
+    sizes = len(state.num_live_drafts) - 1, num_reqs, num_rows, max_model_len
     _share_rows_kernel[(num_reqs,)](
-        buffers.rows_per_slot,
-        buffers.idx_mapping,
-        state.draft_probs,
-        state.num_live_drafts,
-        state.num_draft_tokens,
-        state.num_computed_tokens,
-        len(state.num_live_drafts) - 1,
-        num_reqs,
-        num_rows,
-        max_model_len,
+        *(*slots, *bounds, *sizes),
         K=K,
         LEVELS=next_power_of_2(K),
         SLOTS=next_power_of_2(most),

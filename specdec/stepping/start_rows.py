@@ -65,21 +65,12 @@ def _columns(state: RequestState, row: int, start: RowStart, width: int) -> list
 
 def launch_start_rows(state: RequestState, packed_X: Tensor, num_starts: int, width: int) -> None:
     num_grown = (len(packed_X) - num_starts * width) // 3
+    bounds = state.num_draft_tokens, state.min_positions
+    progress = state.num_computed_tokens, state.num_live_drafts
+    sampling = state.sampling.integers, state.sampling.floats, state.stop_ids
+    sizes = state.block_table.shape[1], state.scratch_block, num_starts, num_grown, width
     _start_rows_kernel[(num_starts + -(-num_grown // AT_ONCE),)](
-        packed_X,
-        state.num_draft_tokens,
-        state.min_positions,
-        state.num_computed_tokens,
-        state.num_live_drafts,
-        state.sampling.integers,
-        state.sampling.floats,
-        state.stop_ids,
-        state.block_table,
-        state.block_table.shape[1],
-        state.scratch_block,
-        num_starts,
-        num_grown,
-        width,
+        *(packed_X, *bounds, *progress, *sampling, state.block_table, *sizes),
         INTEGERS=INTEGERS,
         NUM_INTEGERS=NUM_INTEGERS,
         FLOATS=FLOATS,

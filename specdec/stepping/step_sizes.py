@@ -60,8 +60,7 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The step that is launched: verify slots, one for each of `state_rows`, then the slots of
-    `parts`.
+    """The step that is launched: a verify slot for each of `state_rows`, then slots of `parts`.
 
     shared_rows: verify slots have 1 to query_len rows, by their shares of these; 0: query_len each
     path_len: verify slots hold trees, whose paths have this many rows; None: chains
@@ -100,23 +99,17 @@ class Step:
 
     @property
     def num_decided(self) -> int:
-        """Count the rows after which a token is chosen: all that verify, and the last one of each
-        part.
-        """
+        """Count the rows after which a token is chosen: all that verify, and each part's last."""
         return self.num_verify_rows + len(self.parts)
 
     @property
     def max_num_sampled(self) -> int:
-        """Count the rows of a verify slot that its tokens and logprobs come from, the accepted
-        first.
-        """
+        """Count the rows of a verify slot that give tokens and logprobs, the accepted first."""
         return self.query_len if self.path_len is None else self.path_len
 
     @property
     def of_paths(self) -> "Step":
-        """Return the step as the draft's prefill sees it: trees are cut down to paths, as chains
-        are.
-        """
+        """Return the step as the draft's prefill sees it: trees are cut down to their paths."""
         return replace(self, query_len=self.max_num_sampled, path_len=None)
 
     @property
@@ -145,9 +138,7 @@ class Step:
 
     @property
     def num_padded_reqs(self) -> int:
-        """Count the slots that `fill` writes: each pass reads the first of them, up to its own
-        size.
-        """
+        """Count the slots that `fill` writes: each pass reads the first ones, up to its size."""
         return max(self.num_reqs, self.passes.num_reqs)
 
     @property

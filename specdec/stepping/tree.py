@@ -94,8 +94,7 @@ def depths(place_X: Tensor, top_k: int) -> Tensor:
 
 
 def paths(parents_BN: Tensor, depths_BN: Tensor, max_depth: int) -> Tensor:
-    """Return the rows of each row's path [B, N, D + 1]: entry j is its ancestor at depth j, -1
-    after it.
+    """Return each row's path [B, N, D + 1]: entry j is its ancestor at depth j, -1 after it.
 
     parents_BN: the root's is itself
     """

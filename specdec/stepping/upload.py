@@ -55,9 +55,7 @@ class Staging:
         return Staging(device, (one, other))
 
     def put(self, values: Tensor) -> Tensor:
-        """Write the values to pinned memory, for a copy that is launched next, on the current
-        stream.
-        """
+        """Write the values to pinned memory, for a copy launched next on the current stream."""
         if values.nbytes > len(self._halves[0]):
             return values.pin_memory()
         if self._at + values.nbytes > len(self._halves[0]):

@@ -6,8 +6,7 @@ all at once: 340 for all known models, about a minute on 16 cores. Those have 59
 candidates of 20 to 30 milliseconds each, splits included: three to five minutes.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -45,7 +44,8 @@ class GpuClock:
         """Compile what the jobs need; `time` leaves out what does not compile."""
         unique = list({_binary(job): job for job in jobs}.values())
         with bar(total=len(unique), desc="compiling", unit="kernel") as progress:
-            for part in _parts(unique):
+            for first in range(0, len(unique), COMPILED_AT_ONCE):
+                part = unique[first : first + COMPILED_AT_ONCE]
                 with compiling_ahead(self.device, progress=False, may_fail=True):
                     for job in part:
                         weight = self._empty(job.product.N, job.product.K, job.product)
@@ -124,12 +124,6 @@ def _binary(job: Job) -> tuple[object, ...]:
     product = job.product
     sizes = (product.N % 16, product.K % 16, measured_rows(job.rows) % 16)
     return product.kind, _is_head(product), product.dtype, sizes, job.tiles
-
-
-def _parts(jobs: list[Job]) -> Iterator[list[Job]]:
-    remaining = iter(jobs)
-    while part := list(islice(remaining, COMPILED_AT_ONCE)):
-        yield part
 
 
 def _least_microseconds(job: Job) -> float:

@@ -6,6 +6,7 @@ row classes, each over the best for its class, few rows counting double, and rea
 """
 
 import fcntl
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from specdec.kernels.tables import NONE, Entry, read_table, write_table
+from specdec.kernels.tables import NONE, Entry, key_of, read_table, write_table
 from specdec.kernels.tile_rule import candidates, rule_shape, rule_splits
 from specdec.kernels.tile_shapes import ROW_CLASSES, Product, Shape
 from specdec.kernels.tiles import Tiles, cut
@@ -22,6 +23,7 @@ from specdec.kernels.tiles import Tiles, cut
 SPLIT_CLASSES = (16, 64, 256)  # decide the splits
 FEW_ROWS = SPLIT_CLASSES[0]
 READING = 0.01  # share of a product's time for which its reader adds a further split
+HEAD = f"{'product':<20} {'splits':>6} {'rows':>5} {'by rule':>10} {'tuned':>10} {'cuBLAS':>10}"
 
 
 class Job(NamedTuple):
@@ -57,6 +59,11 @@ class Best(NamedTuple):
     rule_us: float
     cublas_us: float
 
+    def as_json(self) -> dict[str, object]:
+        """Write None in place of the rule's or cuBLAS's time if it did not run."""
+        times = {"rule_us": finite(self.rule_us), "cublas_us": finite(self.cublas_us)}
+        return self._asdict() | times
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
@@ -70,6 +77,27 @@ class Measured:
     @property
     def entry(self) -> Entry:
         return Entry(self.splits, {rows: best.shape for rows, best in self.rows.items()})
+
+    def table(self) -> str:
+        """Write a line for every row class, in microseconds, below HEAD."""
+        return "\n".join(
+            f"{self.product!s:<20} {self.splits:>6} {rows:>5} "
+            f"{best.rule_us:>10.1f} {best.us:>10.1f} {best.cublas_us:>10.1f}"
+            for rows, best in sorted(self.rows.items())
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """List the times of all candidates that ran: [rows, splits, tiles, microseconds]."""
+        return {
+            "product": key_of(self.product),
+            "splits": self.splits,
+            "rows": {str(rows): best.as_json() for rows, best in sorted(self.rows.items())},
+            "times": [
+                [rows, splits, list(shape), us]
+                for (rows, splits, shape), us in self.times.items()
+                if us < math.inf
+            ],
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +244,6 @@ def _refuse_read_only(directory: Path) -> None:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    file.parent.mkdir(parents=True, exist_ok=True)
     with open(file.with_name(f"{file.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file
         yield
@@ -227,3 +254,8 @@ def _rule_count(product: Product, counts: Sequence[int]) -> int:
     if product.kind != "split":
         return 1
     return counts[0] if len(counts) == 1 else rule_splits(product.N, product.K)
+
+
+def finite(value: float) -> float | None:
+    """Replace what JSON has no number for by None."""
+    return value if math.isfinite(value) else None

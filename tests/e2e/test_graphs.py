@@ -11,7 +11,7 @@ from graphs.modes import CUDAGraphMode
 from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig, graph_modes
 from specdec.requests.params import SamplingParams
-from specdec.requests.pieces import whole_output
+from specdec.requests.request import whole_output
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import EngineSizes
@@ -219,7 +219,9 @@ def test_in_a_loop_of_16_every_step_that_fits_replays_a_graph(
         request_sizes=(8, 16),
         token_sizes=(64, 112),
     )
-    engine.scheduler.budget = None  # which a GPU has, by measured costs; then no step is too large
+    engine.scheduler.prompts.budget = (
+        None  # which a GPU has, by measured costs; then no step is too large
+    )
     runner = engine.runner
     real = runner.run_step
     steps = []

@@ -10,7 +10,7 @@ import torch
 
 from graphs.tape.backend import TapeBackend
 from specdec import LLM, SamplingParams
-from specdec.requests.pieces import whole_output
+from specdec.requests.request import whole_output
 from specdec.sampler import sampler
 from specdec.sizes import BLOCK_SIZE
 from specdec.start import load

@@ -494,10 +494,10 @@ def test_the_kernels_of_a_gpu_make_the_same_rounds(monkeypatch, prompts, thresho
         return [(output.outputs[0].token_ids, output.stats.rounds) for output in outputs]
 
     expected = run()
-    of_trees = (fill_tree, commit_tree, gather_paths, grow_tree)
-    for module in (*of_trees, process_logits, row_parameters):
+    for module in (commit_tree, gather_paths, grow_tree):
         monkeypatch.setattr(module, "pick", lambda tensor, launch, twin: launch)
-    monkeypatch.setattr(move_slots, "use_triton", lambda tensor: True)
+    for module in (fill_tree, move_slots, process_logits, row_parameters):
+        monkeypatch.setattr(module, "use_triton", lambda tensor: True)
     assert run() == expected
 
 

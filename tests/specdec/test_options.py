@@ -20,8 +20,7 @@ from specdec.options import AsyncEngineArgs, EngineOptions
 from specdec.serve.http.options import ServerOptions
 from specdec.start import device as device_module
 from specdec.start.device import advise_threads
-from specdec.start.load import _directories
-from specdec.start.locate import Hub, locate
+from specdec.start.locate import Hub, locate, locate_tokenizer
 
 ROOT = Path(__file__).parents[2]
 MISSPELT = """
@@ -153,7 +152,7 @@ def test_a_repository_without_weights_is_left_to_the_reader(repository, monkeypa
 def test_a_tokenizer_of_the_hub_comes_without_weights(repository, tmp_path):
     asked = repository("tokenizer.json", "model.safetensors")
     config = EngineConfig(tokenizer="a/b")
-    assert _directories("demo", None, config)[1] == tmp_path
+    assert locate_tokenizer("demo", config) == tmp_path
     assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"]
     assert len(asked) == 1
 

@@ -56,7 +56,10 @@ class Sources:
         """
         written = self.fields.find(int, key)
         if not sizes and written is None:
-            return self._default(key, default)
+            if default is None and key not in self.fields:
+                self.fields.add_problem(f"missing {key}, and no tensor shows it", fatal=True)
+            self.log.add(key, default, "default")
+            return default or 0
         votes = ([] if written is None else [written]) + list(sizes.values())
         value = Counter(votes).most_common(1)[0][0]
         tensor = next((name for name, size in sizes.items() if size == value), None)
@@ -71,12 +74,6 @@ class Sources:
             else:
                 self.fields.problems.add(line)
         return value
-
-    def _default(self, key: str, default: int | None) -> int:
-        if default is None and key not in self.fields:
-            self.fields.add_problem(f"missing {key}, and no tensor shows it", fatal=True)
-        self.log.add(key, default, "default")
-        return default or 0
 
     def flag(self, field: str, key: str | None, name: str, default: bool | None = None) -> bool:
         """A switch with a tensor: config.json decides, then `default`, then the tensor's presence.

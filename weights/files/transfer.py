@@ -100,41 +100,29 @@ class CopyJob:
             yield CopyJob(self.reader, self.name, self.start + first, part)
 
 
-class StagingBuffer:
-    """A buffer of pinned memory and the stream that empties it."""
-
-    def __init__(self, buffer: Tensor, device: torch.device) -> None:
-        self.buffer = buffer
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    def copy(self, job: CopyJob) -> int:
-        """Copy at most a buffer full; returns the number of bytes."""
-        size = len(job.out)
-        if self.stream is not None:
-            self.stream.synchronize()  # the buffer's previous bytes have arrived
-        job.reader.read_bytes(job.name, job.start, self.buffer[:size])
-        with torch.cuda.stream(self.stream):
-            job.out.copy_(self.buffer[:size], non_blocking=True)
-        return size
-
-
 def copy_all(jobs: Sequence[CopyJob], device: torch.device) -> Iterator[int]:
     """Run all jobs on several threads and yield the size of each chunk; all are done at the end."""
-    buffers = torch.empty(BUFFERS, CHUNK, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    if device.type == "cuda":
+    is_gpu = device.type == "cuda"
+    if is_gpu:
         torch.cuda.synchronize(device)  # nothing earlier may still use the tensors' memory
-    free: SimpleQueue[StagingBuffer] = SimpleQueue()
-    for buffer in buffers:
-        free.put(StagingBuffer(buffer, device))
+    free: SimpleQueue[tuple[Tensor, torch.cuda.Stream | None]] = SimpleQueue()
+    for buffer in torch.empty(BUFFERS, CHUNK, dtype=torch.uint8, pin_memory=is_gpu):
+        free.put((buffer, torch.cuda.Stream(device) if is_gpu else None))  # type: ignore[no-untyped-call]
 
     def copy(chunk: CopyJob) -> int:
-        staging = free.get()
+        buffer, stream = free.get()
         try:
-            return staging.copy(chunk)
+            if stream is not None:
+                stream.synchronize()  # the buffer's previous bytes have arrived
+            stored = buffer[: len(chunk.out)]
+            chunk.reader.read_bytes(chunk.name, chunk.start, stored)
+            with torch.cuda.stream(stream):
+                chunk.out.copy_(stored, non_blocking=True)
+            return len(stored)
         finally:
-            free.put(staging)  # last in the queue: by its next turn the buffer is empty
+            free.put((buffer, stream))  # last in the queue: by its next turn the buffer is empty
 
     with ThreadPoolExecutor(THREADS) as pool:
         yield from pool.map(copy, [chunk for job in jobs for chunk in job.chunks()])
-    if device.type == "cuda":
+    if is_gpu:
         torch.cuda.synchronize(device)

@@ -35,20 +35,14 @@ def prepare_combine(given: Pass) -> Repeated:
     """Add up, for each row and head, what the programs of its query tile left."""
     rows, parts, heads = given.rows, given.parts, given.heads
     grid = rows.num_rows, heads.group * heads.G, -(-heads.C // given.plan.columns)
+    path_starts = rows.positions if rows.paths is None else rows.paths.starts
+    tensors = parts.acc, parts.stats, rows.positions, path_starts
+    lengths = rows.max_query_len, len(rows.idx_mapping)
+    programs = walk_programs(given) if given.plan.is_wide else (None, None)
     return Repeated(
         _combine_kernel,
         grid,
-        then=(
-            parts.acc,
-            parts.stats,
-            rows.positions,
-            rows.positions if rows.paths is None else rows.paths.starts,
-            rows.max_query_len,
-            len(rows.idx_mapping),
-            *(walk_programs(given) if given.plan.is_wide else (None, None)),
-            parts.num_splits,
-            *need().values(),
-        ),
+        then=(*tensors, *lengths, *programs, parts.num_splits, *need().values()),
         constants={
             **given.constants,
             "IS_SUMMED": not given.plan.is_split,
@@ -73,8 +67,7 @@ def line_columns(given: Pass) -> int:
 
 
 def _reserved(num_programs: int, is_wide: bool, device: torch.device) -> int:
-    """Count bytes of shared memory, so that a multiprocessor holds few more programs than its
-    share.
+    """Count bytes of shared memory that keep a multiprocessor near its share of the programs.
 
     is_wide: after wide_walk.py, where all of it is theirs
     """
@@ -140,19 +133,12 @@ def _combine_kernel(
 def prepare_combine_long(given: Pass) -> Repeated:
     """Add up, for the rows of long slots, what teams left."""
     acc, stats, _, _, positions, starts = given.requests()
+    tensors = acc, stats, positions, starts
+    lengths = given.rows.max_query_len, given.parts.num_splits
     return Repeated(
         _combine_long_kernel,
         (COMBINERS, 1, 1),
-        then=(
-            acc,
-            stats,
-            positions,
-            starts,
-            given.rows.max_query_len,
-            given.parts.num_splits,
-            *given.limits(),
-            *need().values(),
-        ),
+        then=(*tensors, *lengths, *given.limits(), *need().values()),
         constants={
             **given.constants,
             "IS_UNIFORM": given.is_uniform,

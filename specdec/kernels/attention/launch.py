@@ -27,22 +27,18 @@ def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRo
 
 def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
     if not rows.launches:
-        rows.launches.extend(_launches(q_THC, cache, rows))
+        rows.launches.extend(_prepare(q_THC, cache, rows))
     tensors = out_THC, q_THC, *cache.unbind()
     for each in rows.launches:
         each(*tensors)
 
 
-def _launches(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..., None]]:
+def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..., None]]:
+    """Prepare the kernels of each layer."""
     _, _, G, S, C = cache.shape
     group = q_THC.shape[1] // G
-    if not takes_prompt_kernel(rows, group, S, C, q_THC.dtype, is_hopper(q_THC.device)):
-        return _prepare(q_THC, cache, rows)
-    return [PromptAttention(q_THC, cache, rows)]
-
-
-def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..., None]]:
-    """Prepare the kernels of each layer of a pass that is no long prompt."""
+    if takes_prompt_kernel(rows, group, S, C, q_THC.dtype, is_hopper(q_THC.device)):
+        return [PromptAttention(q_THC, cache, rows)]
     given = _pass_of(q_THC, cache, rows)
     plan = given.plan
     if plan.is_helped:

@@ -47,16 +47,11 @@ def prepare_share(given: Pass) -> Repeated:
     """Share the splits of query tiles, of all slots or of long ones, among teams."""
     plan, heads = given.plan, given.heads
     teams = teams_for(plan.tile, heads, plan.is_helped)
+    requests = given.requests()
     return Repeated(
         _share_splits_kernel,
         (plan.teams * plan.tiles * heads.G, 1, 1),
-        then=(
-            *given.requests(),
-            plan.tiles,
-            *given.numbers(),
-            *given.limits(),
-            *need().values(),
-        ),
+        then=(*requests, plan.tiles, *given.numbers(), *given.limits(), *need().values()),
         constants={
             **given.constants,
             "IS_UNIFORM": given.is_uniform,

@@ -56,20 +56,13 @@ def prepare_walk(given: Pass) -> Repeated:
         num_tails = len(rows.idx_mapping) * tails.of_slot * heads.G
         num_walks = 0 if plan.is_wide else prod(grid)
         grid = num_tails + num_walks, 1, 1
+    path_tensors = (rows.positions,) * 2 if paths is None else (paths.slots, paths.starts)
     return Repeated(
         _paged_attention_kernel,
         grid,
         then=(
-            *given.requests(),
-            *((rows.positions,) * 2 if paths is None else (paths.slots, paths.starts)),
-            path_len,
-            num_tails,
-            tails.of_slot,
-            plan.tiles,
-            *given.numbers(),
-            *given.limits(),
-            int(is_beside),
-            *need().values(),
+            *(*given.requests(), *path_tensors, path_len, num_tails, tails.of_slot, plan.tiles),
+            *(*given.numbers(), *given.limits(), int(is_beside), *need().values()),
         ),
         constants={
             **given.constants,

@@ -84,25 +84,13 @@ class WideWalk:
         self._keys = (N * G * S, C), (S, C)
         # of slots and kv heads: what a tile has after a slot's rows or a group's heads is cut off
         results = (B, query_len, G, group, NS * C), (1, tokens // 2, 1, ROWS // tokens, C)
+        acc = descriptor(parts.acc.data_ptr(), torch.float32, *results)
+        tensors = parts.stats, blocks, idx, rows.paths.starts, lists
+        sizes = sharers.fewer, lists.shape[1], lists.shape[3], query_len, R, M, NS
         self._kernel = Repeated(
             _wide_walk_kernel,
             (sharers.most, tiles_of_slot(given) * G, B),
-            then=(
-                descriptor(parts.acc.data_ptr(), torch.float32, *results),
-                parts.stats,
-                blocks,
-                idx,
-                rows.paths.starts,
-                lists,
-                sharers.fewer,
-                lists.shape[1],
-                lists.shape[3],
-                query_len,
-                R,
-                M,
-                NS,
-                scale,
-            ),
+            then=(acc, *tensors, *sizes, scale),
             constants={"VARIANT": WideVariant(group * G, G)},
             options={"num_warps": 4, "launch_pdl": True, "enable_fp_fusion": False},
         )

@@ -87,27 +87,18 @@ class PromptAttention:
         programs = min(num_items, num_multiprocessors(q_THC.device))
         keys_before = max(rows.max_seq_len - rows.max_query_len, 0)  # about, of the longest slot
         keys_a_step = tokens / of_tile  # from one item to the next longer one, on average
+        first_rows = rows.positions if starts is None else starts
+        requests = rows.block_table, rows.idx_mapping, rows.positions, first_rows
+        items = num_items, count_uneven(programs, num_items, keys_before / keys_a_step)
         R, M = rows.block_table.shape
+        sizes = len(rows.idx_mapping), rows.max_query_len, R - 1, M
         self._dtype = q_THC.dtype
         self._queries = (rows.num_rows, G, H // G, C), (tokens, 1, group, C)
         self._keys = (N * G * S, C), (S, C)
         self._kernel = Repeated(
             _prompt_attention_kernel,
             (programs, 1, 1),
-            then=(
-                rows.block_table,
-                rows.idx_mapping,
-                rows.positions,
-                rows.positions if starts is None else starts,
-                num_items,
-                count_uneven(programs, num_items, keys_before / keys_a_step),
-                len(rows.idx_mapping),
-                rows.max_query_len,
-                R - 1,
-                M,
-                C**-0.5 * 1.4426950408889634,
-                int(rows.is_beside),
-            ),
+            then=(*requests, *items, *sizes, C**-0.5 * 1.4426950408889634, int(rows.is_beside)),
             constants={"VARIANT": Variant(H, G, starts is None)},
             options={"num_warps": 4, "launch_pdl": True, "enable_fp_fusion": False},
         )

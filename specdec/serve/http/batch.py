@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message
 
+from specdec.serve.http.api_request import GRAMMARS_BUSY
 from specdec.serve.http.bodies import parse
 from specdec.serve.http.errors import ApiError, as_json
 from specdec.serve.http.fields import CHAT, COMPLETION
-from specdec.serve.http.structured import GRAMMARS_BUSY
+
+Json = dict[str, object]
 
 URLS = (CHAT, COMPLETION)
 KEYS = ("custom_id", "method", "url", "body")
@@ -34,7 +36,7 @@ class BatchStopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One line of the input. custom_id: None if it has none that can be read.
+    """Holds a line of the input. custom_id: None if it has none that can be read.
 
     problem: why it cannot be asked; url and body are empty then.
     """
@@ -48,7 +50,7 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A line of the output, and what there is to count of it."""
+    """Holds a line of the output, and what there is to count of it."""
 
     line: bytes
     is_error: bool
@@ -96,23 +98,23 @@ async def answer_line(app: ASGIApp, line: BatchLine) -> Answered:
     """
     if line.problem is not None:
         return answer_problem(line)
-    found = _answer(line)
-    status, request_id, body = await _post(app, line.url, line.body)
-    while status == UNAVAILABLE:
-        if _error(body)["code"] != GRAMMARS_BUSY:
-            raise BatchStopped(str(_error(body)["message"]))
+    response = await _post(app, line)
+    while response["status_code"] == UNAVAILABLE:
+        error = _part(response["body"], "error")
+        if error["code"] != GRAMMARS_BUSY:
+            raise BatchStopped(str(error["message"]))
         await asyncio.sleep(BUSY_SECONDS)
-        status, request_id, body = await _post(app, line.url, line.body)
-    found["response"] = {"status_code": status, "request_id": request_id, "body": body}
-    usage = body.get("usage")
-    num_tokens = usage["completion_tokens"] if isinstance(usage, dict) else 0
-    return Answered(as_json(found), status != 200, num_tokens)
+        response = await _post(app, line)
+    is_error = response["status_code"] != 200
+    num_tokens = 0 if is_error else _part(response["body"], "usage")["completion_tokens"]
+    assert isinstance(num_tokens, int), num_tokens
+    return Answered(_answer(line, response=response), is_error, num_tokens)
 
 
 def answer_problem(line: BatchLine) -> Answered:
     """Write the answer to a line that cannot be asked."""
-    error = {"code": line.code, "message": line.problem}
-    return Answered(as_json({**_answer(line), "error": error}), True, 0)
+    error: Json = {"code": line.code, "message": line.problem}
+    return Answered(_answer(line, error=error), True, 0)
 
 
 def begins_answer(data: bytes, line: BatchLine) -> bool:
@@ -131,21 +133,20 @@ def _without_blanks(data: bytes) -> bytes:
     return re.sub(rb"(?<=[:,]) ", b"", data)
 
 
-def _answer(line: BatchLine) -> dict[str, object]:
-    """Make an answer with neither a response nor an error yet."""
+def _answer(line: BatchLine, response: Json | None = None, error: Json | None = None) -> bytes:
     name = f"batch_req_{uuid.uuid4().hex}"
-    return {"id": name, "custom_id": line.custom_id, "response": None, "error": None}
+    found = {"id": name, "custom_id": line.custom_id, "response": response, "error": error}
+    return as_json(found)
 
 
-def _error(body: Mapping[str, object]) -> dict[str, object]:
-    error = body["error"]
-    assert isinstance(error, dict), error
-    return error
+def _part(body: object, name: str) -> Json:
+    assert isinstance(body, dict), body
+    return dict(body[name])
 
 
-async def _post(app: ASGIApp, path: str, body: bytes) -> tuple[int, str, dict[str, object]]:
+async def _post(app: ASGIApp, line: BatchLine) -> Json:
     """Return the status, request id and JSON of an answer."""
-    unread = [body]
+    unread = [line.body]
     messages: list[Message] = []
 
     async def receive() -> Message:
@@ -162,14 +163,16 @@ async def _post(app: ASGIApp, path: str, body: bytes) -> tuple[int, str, dict[st
         "http_version": "1.1",
         "method": "POST",
         "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
+        "path": line.url,
+        "raw_path": line.url.encode(),
         "root_path": "",
         "query_string": b"",
         "headers": HEADERS,
     }
     await app(scope, receive, send)
     start, *parts = messages
-    request_id = dict(start["headers"])[b"x-request-id"].decode()
-    data = b"".join(part.get("body", b"") for part in parts)
-    return start["status"], request_id, json.loads(data)
+    return {
+        "status_code": start["status"],
+        "request_id": dict(start["headers"])[b"x-request-id"].decode(),
+        "body": json.loads(b"".join(part.get("body", b"") for part in parts)),
+    }

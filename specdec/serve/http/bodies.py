@@ -4,7 +4,7 @@ A large one is read in a thread, one at a time, so that the event loop goes on m
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TypeVar
 
@@ -12,18 +12,15 @@ from starlette.requests import ClientDisconnect, Request
 
 from specdec.requests import bounded_json
 from specdec.serve.http.errors import ApiError
-from specdec.serve.http.options import (
-    BODY_SECONDS,
-    MAX_BODY_BYTES,
-    MAX_DEPTH,
-    MAX_KEYS,
-    MAX_VALUES,
-)
+from specdec.serve.http.options import BODY_SECONDS, MAX_BODY_BYTES
 
 Container = dict[str, object] | list[object]
 Body = dict[str, object]
 Result = TypeVar("Result")
 
+MAX_DEPTH = 64  # of lists and objects
+MAX_KEYS = 1 << 13  # of one object
+MAX_VALUES = 1 << 17  # beside token ids: everything that reads a body walks over them
 # what is read of a body that is too large, so that its sender gets to read the answer
 MOST_DROPPED = 8 * MAX_BODY_BYTES
 LARGE = 1 << 16  # bytes; a smaller body takes at most some milliseconds
@@ -31,13 +28,13 @@ TOKEN_IDS = ("prompt", "tokens")  # fields that may have more than MAX_VALUES
 
 
 class Bodies:
-    """Reads the bodies of requests. Only one large body is parsed at a time."""
+    """Reads bodies, one large one at a time."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def read(self, request: Request, meaning: Callable[[Body], Result]) -> Result:
-        """What the JSON object of a request means; ApiError if it is none."""
+        """Return what the JSON object of a request means; ApiError if it is none."""
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 data = await _read(request)
@@ -79,34 +76,30 @@ async def _read(request: Request) -> bytes:
 
 
 def parse(data: bytes) -> object:
-    """A value in JSON; ApiError for what is none, for too many values and for deep nesting."""
+    """Read a value in JSON; ApiError for what is none, for too many values and deep nesting."""
     try:
         body = bounded_json.loads(data)
     except bounded_json.JsonSizeError as error:
         raise ApiError(400, f"the body has {error}") from error
     except ValueError as error:
         raise ApiError(400, f"the body is no JSON in UTF-8: {error}") from error
-    _check_shape(body)
-    return body
-
-
-def _check_shape(body: object) -> None:
-    """Level by level: what is too deep for Python's recursion must not reach other code."""
     for depth, level in enumerate(_levels(body)):
         if depth == MAX_DEPTH:
             raise ApiError(400, f"the body is nested more than {MAX_DEPTH} levels deep")
         if any(isinstance(each, dict) and len(each) > MAX_KEYS for each in level):
             raise ApiError(400, f"an object in the body has more than {MAX_KEYS} keys")
+    return body
 
 
 def _levels(body: object) -> Iterator[list[Container]]:
-    """The lists and objects of each level, the outermost first."""
+    """Yield the lists and objects of each level: other code may recurse, once it is not deep."""
     level = _containers([body])
     while level:
         yield level
-        level = [inner for value in level for inner in _containers(value)]
+        level = _containers(
+            item for each in level for item in (each.values() if isinstance(each, dict) else each)
+        )
 
 
-def _containers(value: Container) -> list[Container]:
-    items = value.values() if isinstance(value, dict) else value
+def _containers(items: Iterable[object]) -> list[Container]:
     return [item for item in items if isinstance(item, dict | list)]

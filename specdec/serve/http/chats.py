@@ -27,12 +27,17 @@ from specdec.serve.http.agents.tool_use import (
     with_names,
     with_parameters,
 )
-from specdec.serve.http.api_request import ApiRequest, chat_request
+from specdec.serve.http.api_request import (
+    GRAMMARS_BUSY,
+    ApiRequest,
+    chat_request,
+    check_grammar,
+    grammar_field,
+)
 from specdec.serve.http.errors import ApiError
 from specdec.serve.http.fields import EFFORTS
 from specdec.serve.http.options import ServerOptions
 from specdec.serve.http.prompts import Encoded, Prompts
-from specdec.serve.http.structured import GRAMMARS_BUSY, check_grammar, grammar_field
 
 Body = Mapping[str, object]
 
@@ -60,22 +65,28 @@ class Chats:
         self._prompts = prompts
         self._options = options
         self._defaults = defaults
-        tokens: list[str] = prompts.tokenizer.backend.all_special_tokens
-        self._special = frozenset(tokens)
+        self._special = frozenset[str](prompts.tokenizer.backend.all_special_tokens)
 
     async def turn(self, body: Body) -> ChatTurn:
         """Read known fields of /v1/chat/completions; ApiError names one that is wrong."""
         form = self._answer_format(body)
         use = self._tool_use(body, form)
-        body = self._with_special(form, use, self.for_template(body, use))
+        calls = form.calls if use.possible else None
+        # tags that are special tokens are read from the text, so it must have them
+        tags = set(() if calls is None else calls.tags)
+        tags |= {THINK, END_THINK} if form.thinks else set()
+        special = {"skip_special_tokens": False} if tags & self._special else {}
+        body = {**special, **self._for_template(body, use)}
         api_request = chat_request(body, self._options, self._defaults)
         prompt = await self._prompts.chat(body)
-        reading = _reading(form, use, prompt.text or "")
+        text = (prompt.text or "").rstrip()
+        thinks = form.thinks and not text.endswith(END_THINK)
+        reading = AnswerReading(calls, use, thinks, is_open=text.endswith(THINK))
         reading, params = self._guided(body, api_request.params, reading)
         await self._check_grammar(body, params, use)
         return ChatTurn(replace(api_request, params=params), prompt, reading)
 
-    def for_template(self, body: Body, use: ToolUse) -> dict[str, object]:
+    def _for_template(self, body: Body, use: ToolUse) -> dict[str, object]:
         """Add what the template is given: tools that may be called, names, the effort."""
         found = {name: value for name, value in body.items() if name != "tools"}
         found["messages"] = with_names(body.get("messages"))
@@ -100,16 +111,13 @@ class Chats:
         return str(body.get("chat_template") or self._prompts.template)
 
     def _answer_format(self, body: Body) -> AnswerFormat:
-        options = self._options
-        return answer_format(
-            self._template(body), options.tool_call_parser, options.reasoning_parser
-        )
+        parsers = self._options.tool_call_parser, self._options.reasoning_parser
+        return answer_format(self._template(body), *parsers)
 
     def _effort(self, body: Body) -> dict[str, object]:
         effort = body["reasoning_effort"]
         if effort not in EFFORTS:
-            allowed = ", ".join(EFFORTS)
-            raise ApiError(400, f"reasoning_effort={effort!r}: allowed are {allowed}")
+            raise ApiError(400, f"reasoning_effort={effort!r}: allowed are {', '.join(EFFORTS)}")
         template = self._template(body)
         if "reasoning_effort" in template:
             return {"reasoning_effort": effort}
@@ -126,17 +134,9 @@ class Chats:
         if use.possible and not form.knows_tools:
             raise ApiError(400, "tools: the chat template of this model knows no tools")
         if use.possible and form.calls is None:
-            advice = "the server needs a --tool-call-parser that does"
-            raise ApiError(400, f"tools: calls of this model cannot be read; {advice}")
+            reason = "calls of this model cannot be read"
+            raise ApiError(400, f"tools: {reason}; the server needs a --tool-call-parser that does")
         return use
-
-    def _with_special(self, form: AnswerFormat, use: ToolUse, body: dict[str, object]) -> Body:
-        """Tags that are special tokens are read from the text, so it must have them."""
-        tags = form.calls.tags if form.calls is not None and use.possible else ()
-        tags += (THINK, END_THINK) if form.thinks else ()
-        if not self._special & set(tags):
-            return body
-        return {"skip_special_tokens": False, **body}
 
     def _guided(
         self, body: Body, params: SamplingParams, reading: AnswerReading
@@ -178,15 +178,6 @@ class Chats:
                 alone = SamplingParams(structured_outputs={"json": tool.parameters})
                 await check_grammar(self._llm, alone, use.place(tool))
             raise
-
-
-def _reading(form: AnswerFormat, use: ToolUse, prompt: str) -> AnswerReading:
-    return AnswerReading(
-        calls=form.calls if use.possible else None,
-        use=use,
-        thinks=form.thinks and not prompt.rstrip().endswith(END_THINK),
-        is_open=prompt.rstrip().endswith(THINK),
-    )
 
 
 def _schema(params: SamplingParams) -> Schema | None:

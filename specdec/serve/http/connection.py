@@ -6,23 +6,20 @@ and is closed; requests that it sent before are answered first.
 """
 
 import asyncio
-from enum import Enum
-from typing import NoReturn
+import math
+import sys
+from typing import Literal
 
 from starlette.datastructures import Headers
-from uvicorn._types import ASGI3Application
+from uvicorn import _types as asgi
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http import httptools_impl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from specdec.serve.http.errors import ApiError
-from specdec.serve.http.gate import SECURITY_HEADERS, unread_coding
+from specdec.serve.http.gate import SECURITY_HEADERS, check_coding
 from specdec.serve.http.options import BODY_SECONDS
-from specdec.serve.http.unchunked import without_chunks
 
 MAX_URL_BYTES = 8 << 10
 MAX_HEAD_BYTES = 32 << 10  # the URL, the headers and the trailers of a request together
@@ -33,17 +30,13 @@ HEAD_SECONDS = 20.0  # to receive a head in, from its first byte
 STALLED_SECONDS = 60.0  # without reading after which a client is left
 LINGER_SECONDS = 1.0  # to read an error in: a close with unread bytes could take it away
 MAX_LINGERING = 64  # connections beyond the most that are told so
+BAD_FRAMING = f"too much between the chunks of the body or after it: at most {MAX_HEAD_BYTES} bytes"
+
+# what only the client can bring about: a request, or the rest of a head or of an answered body
+Wait = Literal["request", "head", "body"]
 
 
-class Wait(Enum):
-    """What only the client can bring about."""
-
-    REQUEST = "a request"
-    HEAD = "the rest of a head"
-    BODY = "the rest of a body that was answered early"
-
-
-class Connection(HttpToolsProtocol):
+class Connection(httptools_impl.HttpToolsProtocol):
     """uvicorn creates one for each client. config.limit_concurrency: the most there may be."""
 
     def __init__(
@@ -61,7 +54,6 @@ class Connection(HttpToolsProtocol):
         self._num_headers = 0
         self._num_header_bytes = 0
         self._num_unused = 0  # bytes since the last one of a body
-        self._error: ApiError | None = None  # of a callback, which the parser tells as its own
         self._has_refused = False  # and drops what is sent
         self._wait: Wait | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -78,13 +70,11 @@ class Connection(HttpToolsProtocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End its timers."""
         super().connection_lost(exc)
         self._set_wait(None)
         self._end_stall()
 
     def data_received(self, data: bytes) -> None:
-        """Parse and count."""
         for start in range(0, len(data), PIECE_BYTES):
             if self._has_refused:
                 return
@@ -94,25 +84,26 @@ class Connection(HttpToolsProtocol):
             super().data_received(piece)
             # what the parser holds back, a value without an end, say, reaches no callback
             if self._num_unused > MAX_HEAD_BYTES + PIECE_BYTES and not self._has_refused:
-                self._refuse(_too_large() if self._is_in_head else _bad_framing())
+                self._refuse(_too_large() if self._is_in_head else ApiError(400, BAD_FRAMING))
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what the parser refuses."""
-        self._refuse(self._error or ApiError(400, "this is no valid request of HTTP"))
+        """Answer what the parser refuses, or what a callback does: its error is the context."""
+        told = sys.exception()
+        reason = None if told is None else told.__context__
+        invalid = ApiError(400, "this is no valid request of HTTP")
+        self._refuse(reason if isinstance(reason, ApiError) else invalid)
 
     def on_message_begin(self) -> None:
-        """Count anew."""
         super().on_message_begin()
         self._has_begun = True
         self._num_headers = 0
         self._num_header_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        """A part of it."""
         super().on_url(url)
         if len(self.url) > MAX_URL_BYTES:
-            self._fail(ApiError(414, f"the URL is too long: at most {MAX_URL_BYTES} bytes"))
+            raise ApiError(414, f"the URL is too long: at most {MAX_URL_BYTES} bytes")
         self._num_header_bytes = len(self.url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -120,30 +111,25 @@ class Connection(HttpToolsProtocol):
         self._num_headers += 1
         self._num_header_bytes += len(name) + len(value)
         if self._num_headers > MAX_HEADERS or self._num_header_bytes > MAX_HEAD_BYTES:
-            self._fail(_too_large())
+            raise _too_large()
         if self._is_in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin to answer."""
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._fail(ApiError(429, f"more than {MAX_PIPELINED} requests wait on a connection"))
+            raise ApiError(429, f"more than {MAX_PIPELINED} requests wait on a connection")
         # the parser refuses some codings without naming them
-        unread = unread_coding(Headers(raw=self.headers), "Transfer-Encoding")
-        if unread is not None:
-            self._fail(ApiError(415, unread))
+        check_coding(Headers(raw=self.headers), "Transfer-Encoding")
         super().on_headers_complete()
         self._is_in_head = self._has_begun = False
         self._num_unused = 0
         self._set_wait(None)
 
     def on_body(self, body: bytes) -> None:
-        """A part of it."""
         self._num_unused = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Wait for the next head."""
         super().on_message_complete()
         self._is_in_head = True
         self._num_unused = 0
@@ -157,28 +143,21 @@ class Connection(HttpToolsProtocol):
         if is_last and self._has_refused:
             self.transport.close()
         if self.transport.is_closing():  # which waits for its buffer to be read
-            self._begin_stall()
+            self._check_stall()
         self._watch()
 
     def pause_writing(self) -> None:
-        """See whether the client reads at all."""
         super().pause_writing()
-        self._begin_stall()
+        self._check_stall()
 
     def resume_writing(self) -> None:
-        """It does."""
         super().resume_writing()
         self._end_stall()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: asgi.ASGI3Application) -> None:
         if cycle.scope["http_version"] < "1.1":
-            app = without_chunks(cycle, app)
+            app = _without_chunks(cycle, app)
         super()._start_asgi_task(cycle, app)
-
-    def _fail(self, error: ApiError) -> NoReturn:
-        """End parsing; the parser's error ends in `send_400_response`."""
-        self._error = error
-        raise error
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -206,7 +185,9 @@ class Connection(HttpToolsProtocol):
             (b"connection", b"close"),
         ]
         lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
-        self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + bytes(answer.body))
+        self.transport.write(
+            httptools_impl.STATUS_LINE[error.status] + lines + b"\r\n" + bytes(answer.body)
+        )
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
@@ -216,45 +197,38 @@ class Connection(HttpToolsProtocol):
         if self._has_refused or self.transport.is_closing():
             return
         if self._has_begun:
-            self._set_wait(Wait.HEAD)
+            self._set_wait("head")
         elif self._is_answering():
             self._set_wait(None)
         else:
-            self._set_wait(Wait.REQUEST if self._is_in_head else Wait.BODY)
+            self._set_wait("request" if self._is_in_head else "body")
 
     def _set_wait(self, wait: Wait | None) -> None:
-        if wait is self._wait and wait is not None:
+        if wait == self._wait and wait is not None:
             return
         self._wait = wait
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
         if wait is not None:
-            self._deadline = self.loop.call_later(self._seconds(wait), self._expire)
-
-    def _seconds(self, wait: Wait) -> float:
-        if wait is Wait.REQUEST:
-            return self.timeout_keep_alive
-        return HEAD_SECONDS if wait is Wait.HEAD else BODY_SECONDS
+            most = {"request": self.timeout_keep_alive, "head": HEAD_SECONDS, "body": BODY_SECONDS}
+            self._deadline = self.loop.call_later(most[wait], self._expire)
 
     def _expire(self) -> None:
-        if self._wait is Wait.HEAD:
+        if self._wait == "head":
             late = f"the head of the request was not received within {HEAD_SECONDS:g} s"
             self._refuse(ApiError(408, late))
         else:
             self.transport.abort()
 
-    def _begin_stall(self) -> None:
+    def _check_stall(self, before: float = math.inf) -> None:
+        """Leave a client that has read nothing since the buffer had this size; else look again."""
         self._end_stall()
         size = self.transport.get_write_buffer_size()
-        self._stall = self.loop.call_later(STALLED_SECONDS, self._check_stall, size)
-
-    def _check_stall(self, size: int) -> None:
-        """size: of the buffer when the timer began."""
-        if self.transport.get_write_buffer_size() >= size:
+        if size >= before:
             self.transport.abort()
         else:
-            self._begin_stall()
+            self._stall = self.loop.call_later(STALLED_SECONDS, self._check_stall, size)
 
     def _end_stall(self) -> None:
         if self._stall is not None:
@@ -267,6 +241,24 @@ def _too_large() -> ApiError:
     return ApiError(431, f"the head of the request is too large: at most {most}")
 
 
-def _bad_framing() -> ApiError:
-    most = f"at most {MAX_HEAD_BYTES} bytes"
-    return ApiError(400, f"too much between the chunks of the body or after it: {most}")
+def _without_chunks(
+    cycle: RequestResponseCycle, app: asgi.ASGI3Application
+) -> asgi.ASGI3Application:
+    """Let the end of the connection end an answer of no length: HTTP/1.0 knows no chunks.
+
+    uvicorn would cut it into chunks, so it is told a length: that of each part when it is sent.
+    """
+
+    async def run(
+        scope: asgi.Scope, receive: asgi.ASGIReceiveCallable, send: asgi.ASGISendCallable
+    ) -> None:
+        async def send_plainly(message: asgi.ASGISendEvent) -> None:
+            if message["type"] == "http.response.start":
+                cycle.chunked_encoding = False
+            elif message["type"] == "http.response.body":
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plainly)
+
+    return run

@@ -13,21 +13,9 @@ from weights.errors import shown
 
 LONGEST_MESSAGE = 600  # characters; a message repeats what was given
 LONGEST_PARAM = 100
-TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    500: "internal_server_error",
-    503: "service_unavailable_error",
-}
-ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    500: "api_error",
-    503: "overloaded_error",
-}
+BOTH = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+TYPES = {**BOTH, 500: "internal_server_error", 503: "service_unavailable_error"}
+ANTHROPIC_TYPES = {**BOTH, 413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
 MESSAGES = "/v1/messages"
 TOO_LONG = "context_length_exceeded"  # code of what does not fit; clients shorten it and retry
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -35,7 +23,7 @@ SHUTTING_DOWN = "the server is shutting down"
 
 
 class ApiError(Exception):
-    """param: the field that is wrong; by default the one that the message begins with."""
+    """Is what a request gets. param: the wrong field; by default what the message begins with."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None
@@ -49,26 +37,26 @@ class ApiError(Exception):
         self.code = code
 
     def body(self) -> dict[str, object]:
-        """OpenAI's form."""
+        """Return OpenAI's form."""
         kind = TYPES.get(self.status, "invalid_request_error")
         inner = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": inner}
 
     def anthropic_body(self) -> dict[str, object]:
-        """Anthropic's form."""
+        """Return Anthropic's form."""
         kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
     def response(self, path: str = "") -> Response:
-        """The whole answer, in the form of the route with this path."""
+        """Return the whole answer, in the form of the route with this path."""
         headers = {"Retry-After": "1"} if self.status in (429, 503) else None
-        if path == MESSAGES or path.startswith(f"{MESSAGES}/"):
-            return json_response(self.anthropic_body(), self.status, headers)
-        return json_response(self.body(), self.status, headers)
+        is_anthropic = path == MESSAGES or path.startswith(f"{MESSAGES}/")
+        body = self.anthropic_body() if is_anthropic else self.body()
+        return json_response(body, self.status, headers)
 
 
 class ContextError(ApiError):
-    """A prompt that does not fit, or not with its answer, in the words by which clients know it.
+    """Says that a prompt does not fit, or not with its answer, in the words that clients know.
 
     what: the prompt is of. num_output: tokens that the answer may have, if they are too many.
     is_least: the prompt has that many tokens or more. param: what, if it is not given.
@@ -99,7 +87,7 @@ class ContextError(ApiError):
         self._anthropic = f"prompt is too long: {count} tokens > {max_model_len - 1} maximum"
 
     def anthropic_body(self) -> dict[str, object]:
-        """In Anthropic's own words."""
+        """Use Anthropic's own words."""
         inner = {"type": "invalid_request_error", "message": self._anthropic}
         return {"type": "error", "error": inner}
 
@@ -107,10 +95,9 @@ class ContextError(ApiError):
 def json_response(
     value: object, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """An answer in JSON."""
     return Response(as_json(value), status, headers, media_type="application/json")
 
 
 def as_json(value: object) -> bytes:
-    """In UTF-8; lone surrogates, which a request may hold, as escapes."""
+    """Write UTF-8; lone surrogates, which a request may hold, become escapes."""
     return ENCODER.encode(value).encode("utf-8", "backslashreplace")

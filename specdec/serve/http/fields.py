@@ -1,50 +1,21 @@
 """Every field that a request may have: its type, its limits, and what it does here.
 
 A field works, changes nothing, or is refused by name; null counts as absent. One table, so that no
-field is ignored by accident: it checks requests, and /openapi.json and /docs are made from it.
+field is ignored by accident: it checks requests, and /openapi.json and /docs are made from it. No
+schema refuses what the server takes: clients add fields to messages and tools with each version.
 """
 
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from specdec.requests.params import MAX_LOGPROBS
+from specdec.arguments import is_integer
+from specdec.serve.http import options
+from specdec.serve.http.agents.tool_use import CHOICES, MAX_TOOLS, NAME
 from specdec.serve.http.errors import MESSAGES, ApiError
-from specdec.serve.http.options import (
-    MAX_ALLOWED_IDS,
-    MAX_IDS,
-    MAX_SAMPLES,
-    MAX_STOP_CHARS,
-    MAX_STOPS,
-    MAX_WORD_CHARS,
-)
-from specdec.serve.http.schemas import (
-    ANY_TOOLS,
-    BOOLEAN,
-    CHOICE,
-    CONTENT,
-    CONVERSATION,
-    COUNT,
-    LOGIT_BIAS,
-    OBJECT,
-    PROMPTS,
-    RESPONSE_FORMAT,
-    STREAM_OPTIONS,
-    STRUCTURED,
-    TEXT,
-    TOKEN_IDS,
-    TOOLS,
-    WORDS,
-    Schema,
-    array,
-    either,
-    integer,
-    number,
-    one_of,
-    record,
-    text,
-)
 from specdec.sizes import MAX_BAD_WORDS
+
+Schema = dict[str, object]
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 RESPONSES, COUNT_TOKENS = "/v1/responses", f"{MESSAGES}/count_tokens"
@@ -53,10 +24,114 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 NO_STATE = "answers are not stored; send the whole conversation"
 NO_SUCH = "is not supported by this engine"
 
+# schemas of single values
+
+
+def _limited(kind: str, **limits: float | None) -> Schema:
+    return {"type": kind, **{name: each for name, each in limits.items() if each is not None}}
+
+
+def integer(low: int | None = None, high: int | None = None) -> Schema:
+    return _limited("integer", minimum=low, maximum=high)
+
+
+def number(low: float | None = None, high: float | None = None) -> Schema:
+    return _limited("number", minimum=low, maximum=high)
+
+
+def text(most: int) -> Schema:
+    return _limited("string", minLength=1, maxLength=most)
+
+
+def array(items: Schema, least: int | None = None, most: int | None = None) -> Schema:
+    return {**_limited("array", minItems=least, maxItems=most), "items": items}
+
+
+def one_of(*values: object) -> Schema:
+    return {"enum": list(values)}
+
+
+def either(*schemas: Schema) -> Schema:
+    return {"anyOf": list(schemas)}
+
+
+def nullable(schema: Schema) -> Schema:
+    return either(schema, {"type": "null"}) if schema else schema
+
+
+def shape(**fields: Schema) -> Schema:
+    """Describe an object that has all of these fields, and may have others."""
+    return {"type": "object", "properties": fields, "required": list(fields)}
+
+
+def record(
+    required: Mapping[str, Schema], optional: Mapping[str, Schema], *, is_open: bool = False
+) -> Schema:
+    """Describe an object by all its fields. An optional one may be null."""
+    found = shape(**required)
+    nulls = {name: nullable(schema) for name, schema in optional.items()}
+    return {**found, "properties": {**required, **nulls}, "additionalProperties": is_open}
+
+
+ANY: Schema = {}
+TEXT: Schema = {"type": "string"}
+BOOLEAN: Schema = {"type": "boolean"}
+OBJECT: Schema = {"type": "object"}
+COUNT = integer(0)
+TOKEN_IDS = array(COUNT)
+PARTS = array(either(TEXT, OBJECT))
+CONTENT = either(TEXT, PARTS)
+CONVERSATION = array(
+    record({"role": TEXT}, {"content": CONTENT, "tool_calls": array(ANY)}, is_open=True), 1
+)
+PROMPTS = either(TEXT, array(COUNT, 1), array(either(TEXT, TOKEN_IDS), 1))
+TOOLS = array(
+    record(
+        {
+            "type": one_of("function"),
+            "function": record(
+                {"name": {**TEXT, "pattern": f"^{NAME.pattern}$"}},
+                {"description": TEXT, "parameters": OBJECT, "strict": ANY},
+            ),
+        },
+        {},
+    ),
+    most=MAX_TOOLS,
+)
+NAMED_TOOL = shape(type=one_of("function"), function=shape(name=TEXT))
+CHOICE = either(one_of(*CHOICES), NAMED_TOOL)
+ANY_TOOLS = array(record({}, {"type": TEXT}, is_open=True))
+LOGIT_BIAS: Schema = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,18}$"},
+    "additionalProperties": number(-100, 100),
+    "maxProperties": options.MAX_IDS,
+}
+JSON_SCHEMA = record({"schema": OBJECT}, {"name": ANY, "description": ANY, "strict": ANY})
+RESPONSE_FORMAT = either(
+    record({"type": one_of("text", "json_object")}, {}),
+    record({"type": one_of("json_schema"), "json_schema": JSON_SCHEMA}, {}),
+)
+WORDS = array(TEXT, 1)
+STRUCTURED = record(
+    {},
+    {
+        "json": either(TEXT, OBJECT),
+        "regex": TEXT,
+        "choice": WORDS,
+        "grammar": TEXT,
+        "json_object": one_of(True),
+    },
+)
+STREAM_OPTIONS = record(
+    {},
+    {"include_usage": BOOLEAN, "continuous_usage_stats": BOOLEAN, "include_obfuscation": BOOLEAN},
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a route.
+    """Describes a field of a route.
 
     schema: values that it may have, beside null. is_required: a request without it is refused.
     is_harmless: any value changes nothing. refused: why, for a field whose effect is missing.
@@ -107,18 +182,20 @@ SAMPLING = _works(
     presence_penalty=number(-2, 2),
     frequency_penalty=number(-2, 2),
     repetition_penalty=number(1e-6, 1e6),
-    n=integer(1, MAX_SAMPLES),
+    n=integer(1, options.MAX_SAMPLES),
     seed=integer(),
-    stop=either(text(MAX_STOP_CHARS), array(text(MAX_STOP_CHARS), most=MAX_STOPS)),
-    stop_token_ids=array(COUNT, most=MAX_IDS),
+    stop=either(
+        text(options.MAX_STOP_CHARS), array(text(options.MAX_STOP_CHARS), most=options.MAX_STOPS)
+    ),
+    stop_token_ids=array(COUNT, most=options.MAX_IDS),
     min_tokens=COUNT,
     ignore_eos=BOOLEAN,
     include_stop_str_in_output=BOOLEAN,
     skip_special_tokens=BOOLEAN,
     speculate=BOOLEAN,
     num_speculative_tokens=COUNT,
-    bad_words=array(text(MAX_WORD_CHARS), most=MAX_BAD_WORDS),
-    allowed_token_ids=array(COUNT, 1, MAX_ALLOWED_IDS),
+    bad_words=array(text(options.MAX_WORD_CHARS), most=MAX_BAD_WORDS),
+    allowed_token_ids=array(COUNT, 1, options.MAX_ALLOWED_IDS),
 )
 _PLACE = _works(model=TEXT, stream=BOOLEAN, priority=integer(-(1 << 31), 1 << 31))
 _TEMPLATE = _works(chat_template_kwargs=OBJECT)
@@ -169,7 +246,7 @@ FIELDS: dict[str, Fields] = {
         **_GENERATING,
         **_CONVERSATION,
         **_works(max_tokens=integer(1), max_completion_tokens=integer(1), logprobs=BOOLEAN),
-        **_works(top_logprobs=integer(0, MAX_LOGPROBS), tool_choice=CHOICE),
+        **_works(top_logprobs=integer(0, options.MAX_LOGPROBS), tool_choice=CHOICE),
         **_works(parallel_tool_calls=BOOLEAN, reasoning_effort=one_of(*EFFORTS)),
         **_works(documents=array(OBJECT)),
     },
@@ -177,7 +254,7 @@ FIELDS: dict[str, Fields] = {
         **_required(prompt=PROMPTS),
         **_GENERATING,
         **_SPELLING,
-        **_works(max_tokens=COUNT, logprobs=integer(0, MAX_LOGPROBS), echo=BOOLEAN),
+        **_works(max_tokens=COUNT, logprobs=integer(0, options.MAX_LOGPROBS), echo=BOOLEAN),
     },
     RESPONSES: {
         **_PASSED,
@@ -212,7 +289,7 @@ def known_fields(
     ignore: called with each unknown name; without it the name is refused.
     """
     fields = FIELDS[route]
-    found = {}
+    found: dict[str, object] = {}
     for name, value in body.items():
         known = fields.get(name)
         if known is None:
@@ -223,10 +300,22 @@ def known_fields(
         elif value is None or known.is_harmless:
             continue
         elif known.refused is None:
+            check_value(name, value, known.schema)
             found[name] = value
         elif value not in known.neutral:
             raise ApiError(400, f"{name} {known.refused}", name)
     return found
+
+
+def check_value(name: str, value: object, schema: Schema) -> None:
+    """Check a truth value or an integer with limits. SamplingParams and others check the rest."""
+    kind, low, high = schema.get("type"), schema.get("minimum"), schema.get("maximum")
+    if kind == "boolean" and name not in SAMPLING and not isinstance(value, bool):
+        raise ApiError(400, f"{name}={value!r}: give true or false", name)
+    if kind != "integer" or not isinstance(low, int) or not isinstance(high, int):
+        return
+    if not is_integer(value) or not low <= value <= high:
+        raise ApiError(400, f"{name}={value!r}: give an integer from {low} to {high}", name)
 
 
 def _unknown(name: str, fields: Fields) -> str:

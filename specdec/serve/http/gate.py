@@ -1,21 +1,23 @@
 """What every request passes: its Host, its key, its form, and whether the server still takes any.
 
-A layer of ASGI around the application. It also gives every answer a request id.
+A layer of ASGI around the application. It also gives every answer a request id. Generating requests
+pass Traffic once more, which counts their samples.
 """
 
+import asyncio
 import hmac
 import ipaddress
 import re
 import uuid
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specdec.serve.http.errors import ApiError
+from specdec.serve.http.errors import SHUTTING_DOWN, ApiError
 from specdec.serve.http.options import ServerOptions
 from specdec.serve.http.playground import PAGE_PATHS
-from specdec.serve.http.traffic import Traffic
 
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 WILDCARDS = {"0.0.0.0", "::"}
@@ -29,6 +31,48 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+
+
+class Traffic:
+    """Counts what is in flight, in one event loop. most: samples that may run or wait."""
+
+    def __init__(self, most: int) -> None:
+        self.is_draining = False
+        self.num_requests = 0  # from the first byte of each to the last of its answer
+        self._num_samples = 0
+        self._most = most
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request; ApiError while the server is shutting down."""
+        if self.is_draining:
+            raise ApiError(503, SHUTTING_DOWN)
+        self.num_requests += 1
+        self._is_idle.clear()
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
+            if self.num_requests == 0:
+                self._is_idle.set()
+
+    @contextmanager
+    def samples(self, count: int) -> Iterator[None]:
+        """Count samples; ApiError if too many wait. Many are taken where one fits."""
+        if self._num_samples >= self._most:
+            waiting = f"{self._num_samples} samples are running or waiting"
+            raise ApiError(429, f"{waiting}, at most {self._most} may: try again later")
+        self._num_samples += count
+        try:
+            yield
+        finally:
+            self._num_samples -= count
+
+    async def idle(self) -> None:
+        """Wait until no request is in flight."""
+        await self._is_idle.wait()
 
 
 class Gate:
@@ -83,12 +127,11 @@ class Gate:
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
                 raise ApiError(415, f"Content-Type: {kind!r:.100} given, send application/json")
-            for unread in (unread_coding(headers, name) for name in CODINGS):
-                if unread is not None:
-                    raise ApiError(415, unread)
+            for name in CODINGS:
+                check_coding(headers, name)
 
     def _check_host(self, given: str) -> None:
-        """Against DNS rebinding: a page of another site that calls this server by its own name."""
+        """Refuse DNS rebinding: a page of another site that calls this server by its own name."""
         host = re.sub(r":\d+$", "", given).strip("[]").lower()
         if host in self._hosts or (self._takes_addresses and _is_address(host)):
             return
@@ -105,12 +148,11 @@ class Gate:
             raise ApiError(401, f"no valid API key: send {wanted}", code="invalid_api_key")
 
 
-def unread_coding(headers: Headers, name: str) -> str | None:
-    """What is wrong with the coding of a body, if a header of this name names another."""
+def check_coding(headers: Headers, name: str) -> None:
+    """Raise ApiError if a header of this name says that the body has a coding that is not read."""
     given = ", ".join(headers.getlist(name))
-    if given.strip().lower() in ("", CODINGS[name]):
-        return None
-    return f"{name}: {given!r:.100} is not read here, send the body without it"
+    if given.strip().lower() not in ("", CODINGS[name]):
+        raise ApiError(415, f"{name}: {given!r:.100} is not read here, send the body without it")
 
 
 def _is_address(host: str) -> bool:

@@ -5,9 +5,11 @@ Everything runs while the answer is sent, so that there is one place that ends w
 
 import asyncio
 import logging
+import time
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -17,13 +19,12 @@ from specdec.requests.output import CompletionOutput, RequestOutput
 from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.engine_thread import EngineDeadError
-from specdec.serve.http.answers import Form, Heading, Json, Part, usage
+from specdec.serve.http.answers import Form, Json, Part, has_token_fields, usage
 from specdec.serve.http.api_request import ApiRequest
 from specdec.serve.http.errors import SHUTTING_DOWN, ApiError, as_json, json_response
-from specdec.serve.http.measures import Measures
+from specdec.serve.http.gate import Traffic
+from specdec.serve.http.measures import Measures, Record
 from specdec.serve.http.prompts import Encoded
-from specdec.serve.http.record import Record
-from specdec.serve.http.traffic import Traffic
 
 logger = logging.getLogger("specdec.serve")
 Outputs = AsyncIterator[tuple[int, RequestOutput]]  # what is new, with its prompt's position
@@ -126,7 +127,12 @@ class Answer(Generation):
     ) -> None:
         super().__init__(services, api_request, prompts)
         self._form = form
-        self._heading = Heading.of(form, api_request)
+        self._heading: Json = {
+            "id": f"{form.prefix}-{uuid.uuid4().hex}",  # none of the engine's
+            "object": form.name,
+            "created": int(time.time()),
+            "model": api_request.model,
+        }
         skips = api_request.params.skip_special_tokens
         shown = prompts if api_request.shows_drafts else ()
         self._drafts = [DraftSpans(services.tokenizer, skips) for _ in shown]
@@ -134,14 +140,12 @@ class Answer(Generation):
     async def _whole(self, outputs: Outputs) -> Response:
         async for _ in outputs:
             pass
-        choices = []
-        for position, output in sorted(self._so_far.items()):
-            for piece in output.outputs:
-                part = await self._part(position, piece, is_first=True)
-                choices.append(self._form.choice(self._api_request, part))
-        counts = usage(list(self._so_far.values()), self._api_request)
-        fields = self._heading.fields(self._form.name)
-        return json_response({**fields, "choices": choices, "usage": counts})
+        choices = [
+            self._form.choice(await self._part(position, piece, is_first=True))
+            for position, output in sorted(self._so_far.items())
+            for piece in output.outputs
+        ]
+        return json_response({**self._heading, "choices": choices, "usage": self._usage()})
 
     async def _stream(self, outputs: Outputs, send: Send) -> None:
         """Send a stream; only an error before its first output has a status of its own."""
@@ -156,47 +160,47 @@ class Answer(Generation):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _chunks(
-        self,
-        first: tuple[int, RequestOutput],
-        outputs: Outputs,
+        self, first: tuple[int, RequestOutput], outputs: Outputs
     ) -> AsyncGenerator[Json, None]:
         api_request = self._api_request
-        fields = self._heading.fields(self._form.chunk_name)
-        has_tokens = api_request.params.logprobs is not None or api_request.returns_token_ids
+        heading = {**self._heading, "object": self._form.chunk_name}
+        has_tokens = has_token_fields(api_request)
         begun: set[tuple[int, int]] = set()
-        position, output = first
-        while True:
+        async for position, output in _preceded(first, outputs):
             for piece in output.outputs:
                 if not (piece.text or piece.finish_reason or (has_tokens and piece.token_ids)):
                     continue
                 part = await self._part(position, piece, (position, piece.index) not in begun)
                 begun.add((position, piece.index))
-                extra: Json = {}
+                extra: Json = {"usage": None} if api_request.includes_usage else {}
                 if api_request.has_continuous_usage:
-                    extra = {"usage": usage(list(self._so_far.values()), api_request)}
-                elif api_request.includes_usage:
-                    extra = {"usage": None}
-                for choice in self._form.chunk_choices(api_request, part):
-                    yield {**fields, "choices": [choice], **extra}
-            try:
-                position, output = await anext(outputs)
-            except StopAsyncIteration:
-                break
+                    extra = {"usage": self._usage()}
+                for choice in self._form.chunk_choices(part):
+                    yield {**heading, "choices": [choice], **extra}
         if api_request.includes_usage:
-            counts = usage(list(self._so_far.values()), api_request)
-            yield {**fields, "choices": [], "usage": counts}
+            yield {**heading, "choices": [], "usage": self._usage()}
+
+    def _usage(self) -> Json:
+        return usage(list(self._so_far.values()), self._api_request)
 
     async def _part(self, position: int, piece: CompletionOutput, is_first: bool) -> Part:
         """Add what was drafted; a request that shows it has one sample for each prompt."""
         output = self._so_far[position]
-        part = Part(position, output, piece, is_first)
         if not self._api_request.shows_drafts:
-            return part
+            return Part(position, output, piece, is_first)
         new = self._drafts[position].new
         is_over = piece.finish_reason is not None
         # in a thread: another one may hold the tokenizer for a long prompt
         rounds = await asyncio.to_thread(new, output.outputs[0], output.stats.rounds, is_over)
-        return replace(part, rounds=rounds)
+        return Part(position, output, piece, is_first, rounds)
+
+
+async def _preceded(
+    first: tuple[int, RequestOutput], outputs: Outputs
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    yield first
+    async for each in outputs:
+        yield each
 
 
 async def merged(
@@ -208,7 +212,7 @@ async def merged(
             async for output in outputs:
                 yield 0, output
         return
-    tasks = {_next(generator): i for i, generator in enumerate(generators)}
+    tasks = {asyncio.ensure_future(anext(each)): i for i, each in enumerate(generators)}
     try:
         while tasks:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -218,7 +222,7 @@ async def merged(
                     output = task.result()
                 except StopAsyncIteration:
                     continue
-                tasks[_next(generators[position])] = position
+                tasks[asyncio.ensure_future(anext(generators[position]))] = position
                 yield position, output
     finally:
         for task in tasks:
@@ -226,13 +230,6 @@ async def merged(
         await asyncio.gather(*tasks, return_exceptions=True)
         for generator in generators:
             await generator.aclose()
-
-
-def _next(generator: AsyncGenerator[RequestOutput, None]) -> "asyncio.Task[RequestOutput]":
-    async def get() -> RequestOutput:
-        return await anext(generator)
-
-    return asyncio.create_task(get())
 
 
 async def _left(receive: Receive) -> None:

@@ -34,7 +34,7 @@ class FairTurns:
 
     @asynccontextmanager
     async def turn(self, size: float) -> AsyncIterator[None]:
-        """The body runs when it is its turn."""
+        """Run the body when it is its turn."""
         number = self._clock + size
         if self._is_taken:
             await self._wait(number)
@@ -65,7 +65,7 @@ class FairTurns:
 
 
 class Lane:
-    """make: its tokenizer, for the first work."""
+    """Works in a thread of its own. make: its tokenizer, for the first work."""
 
     def __init__(self, make: Callable[[], Tokenizer]) -> None:
         self._make = make
@@ -74,15 +74,15 @@ class Lane:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="specdec-prompts")
 
     async def run(self, size: float, function: Callable[[Tokenizer], Result]) -> Result:
-        """The function's result, in the lane's thread."""
-        async with self._turns.turn(size):
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._pool, self._call, function)
+        """Return the function's result, when it has had its turn."""
 
-    def _call(self, function: Callable[[Tokenizer], Result]) -> Result:
-        if self._tokenizer is None:
-            self._tokenizer = self._make()
-        return function(self._tokenizer)
+        def call() -> Result:
+            if self._tokenizer is None:
+                self._tokenizer = self._make()
+            return function(self._tokenizer)
+
+        async with self._turns.turn(size):
+            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     def close(self) -> None:
         """End the process that renders templates; what runs in the thread ends by itself."""
@@ -92,26 +92,25 @@ class Lane:
 
 
 class Lanes:
-    """tokenizer: of the short texts; long ones get one from the same directory."""
+    """Holds the two. tokenizer: of short texts; long ones get one from the same directory."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._short = Lane(lambda: tokenizer)
         self._long = Lane(lambda: Tokenizer(tokenizer.directory))
 
     async def run(self, size: float, function: Callable[[Tokenizer], Result]) -> Result:
-        """In a thread, when it is its turn. size: characters."""
+        """Run in a thread. size: characters."""
         lane = self._short if size <= SHORT else self._long
         return await lane.run(size, function)
 
     def close(self) -> None:
-        """End both."""
         self._short.close()
         self._long.close()
 
 
 def size_of(*values: object) -> int:
-    """About how many characters have to be read or written for what JSON can hold."""
-    size, num_values = 0, 0
+    """Estimate how many characters have to be read or written for what JSON can hold."""
+    size = num_values = 0
     waiting = [*values]
     while waiting and num_values < MOST_VALUES:
         value = waiting.pop()

@@ -1,14 +1,15 @@
-"""What the operator of a server chooses, and the limits of every request."""
+"""What the operator of a server chooses, its address, and the limits of every request.
 
+All of it is known before anything large is imported or read.
+"""
+
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from specdec.described import SERVERS, about, check_described, option
 
 MAX_BODY_BYTES = 8 << 20
-MAX_DEPTH = 64  # of lists and objects in a body
-MAX_KEYS = 1 << 13  # of one object in a body
-MAX_VALUES = 1 << 17  # in a body, beside token ids: everything that reads a body walks over them
 MAX_SAMPLES = 128  # n
 MAX_CHOICES = 1024  # n times the number of prompts
 MAX_LOGPROBS = 20
@@ -23,13 +24,13 @@ MOST_SECONDS = 1e9  # of a timeout
 
 
 def is_api_key(key: object) -> bool:
-    """Whether clients can send it in a header."""
+    """Say whether clients can send it in a header."""
     return isinstance(key, str) and key != "" and key.isascii()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """How a server listens and reads requests. The first of model_names is the one reported."""
+    """Says how a server listens and reads requests. The first of model_names is reported."""
 
     COMMANDS = ("serve",)
 
@@ -93,3 +94,18 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         check_described(self)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Take the address of a server; ValueError if it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sends without delay (TCP_NODELAY) only where a socket names its protocol
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except (OSError, OverflowError) as error:
+        found.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(f"host={host} and port={port}: {reason}; give another address") from error
+    return found

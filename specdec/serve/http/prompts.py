@@ -8,14 +8,13 @@ import asyncio
 import math
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from specdec.arguments import is_integer
 from specdec.requests.chat_format import ChatFormat, Conversation
 from specdec.requests.intake import TokensPrompt
 from specdec.requests.tokenizer import Tokenizer
-from specdec.serve.http.api_request import boolean
 from specdec.serve.http.errors import ApiError, ContextError
 from specdec.serve.http.lanes import Lanes, size_of
 from specdec.serve.http.options import MAX_CHOICES, ServerOptions
@@ -27,16 +26,8 @@ WANTED = "a string, a list of strings, a list of token ids, or a list of such li
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
-    """How a text becomes token ids; see Tokenizer.encode."""
-
-    add_special_tokens: bool
-    parse_special: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Encoded:
-    """A prompt. text: None if token ids were given."""
+    """Holds a prompt. text: None if token ids were given."""
 
     text: str | None
     token_ids: list[int]
@@ -48,7 +39,7 @@ class Encoded:
 
 
 class Prompts:
-    """max_model_len: of a prompt with at least one token of its answer."""
+    """Encodes prompts. max_model_len: of one with at least one token of its answer."""
 
     def __init__(self, tokenizer: Tokenizer, max_model_len: int, options: ServerOptions) -> None:
         self.tokenizer = tokenizer
@@ -68,25 +59,31 @@ class Prompts:
         self, prompt: object, n: int = 1, add_special_tokens: bool = True
     ) -> list[Encoded]:
         """Encode the field `prompt` of a request for n samples each."""
-        spelling = Spelling(add_special_tokens, self._options.parse_special)
-        prompts = self._split(prompt)
+        if not isinstance(prompt, list | str) or prompt == []:
+            raise ApiError(400, f"prompt={reprlib.repr(prompt)}: give {WANTED}")
+        prompts = [prompt] if isinstance(prompt, str) or is_integer(prompt[0]) else prompt
         if len(prompts) * n > MAX_CHOICES:
             given = f"{len(prompts)} prompts with n={n}"
             raise ApiError(400, f"prompt: {given}, at most {MAX_CHOICES} choices are allowed")
-        return [await self._encoded(each, spelling) for each in prompts]
+        spelling = add_special_tokens, self._options.parse_special
+        return [
+            Encoded(each, await self._encode(each, *spelling))
+            if isinstance(each, str)
+            else Encoded(None, self._checked_ids(each, "prompt"))
+            for each in prompts
+        ]
 
     async def chat(self, body: Mapping[str, object]) -> Encoded:
         """Encode the conversation of a request, rendered by the chat template."""
         form = self._form(body)
-        spelling = self._spelling(body, add_special_tokens=False)
+        special, parses = self._spelling(body, add_special_tokens=False)
         _check_number(body.get("messages"))
         messages = cast(Conversation, self._known_roles(body.get("messages")))
         size = size_of(messages, form.tools, form.documents, form.chat_template_kwargs)
-        if spelling.parse_special:
+        if parses:
             text = await self._in_thread(size, lambda each: each.write_chat(messages, form))
-            return Encoded(text, await self._encode(text, spelling, "messages"))
+            return Encoded(text, await self._encode(text, special, parses, "messages"))
         marked = await self._in_thread(size, lambda each: each.write_marked_chat(messages, form))
-        special = spelling.add_special_tokens
         ids = await self._checked(
             marked.text, lambda each: each.encode_marked(marked, special), "messages"
         )
@@ -102,32 +99,23 @@ class Prompts:
         if not isinstance(body["prompt"], str):
             raise ApiError(400, f"prompt={reprlib.repr(body['prompt'])}: give a string")
         text = body["prompt"]
-        return Encoded(
-            text, await self._encode(text, self._spelling(body, add_special_tokens=True))
-        )
+        return Encoded(text, await self._encode(text, *self._spelling(body, True)))
+
+    async def with_text(self, prompt: Encoded) -> Encoded:
+        """Add the text of a prompt that was given as token ids."""
+        if prompt.text is not None:
+            return prompt
+        return replace(prompt, text=await self.decode(prompt.token_ids))
 
     async def decode(self, token_ids: object) -> str:
         """Return the text of token ids, special tokens included."""
         ids = self._checked_ids(token_ids, "tokens")
         return await asyncio.to_thread(self.tokenizer.decode, ids, False)
 
-    def _split(self, prompt: object) -> list[object]:
-        if isinstance(prompt, str):
-            return [prompt]
-        if not isinstance(prompt, list) or not prompt:
-            raise ApiError(400, f"prompt={reprlib.repr(prompt)}: give {WANTED}")
-        return [prompt] if is_integer(prompt[0]) else prompt
-
-    def _spelling(self, body: Mapping[str, object], add_special_tokens: bool) -> Spelling:
-        return Spelling(
-            boolean(body, "add_special_tokens", add_special_tokens),
-            boolean(body, "parse_special", self._options.parse_special),
-        )
-
-    async def _encoded(self, prompt: object, spelling: Spelling) -> Encoded:
-        if isinstance(prompt, str):
-            return Encoded(prompt, await self._encode(prompt, spelling))
-        return Encoded(None, self._checked_ids(prompt, "prompt"))
+    def _spelling(self, body: Mapping[str, object], add_special_tokens: bool) -> tuple[bool, bool]:
+        """Say whether special tokens are added to a text, and read in it; see Tokenizer.encode."""
+        adds = body.get("add_special_tokens", add_special_tokens)
+        return bool(adds), bool(body.get("parse_special", self._options.parse_special))
 
     def _checked_ids(self, ids: object, name: str) -> list[int]:
         if not isinstance(ids, list):
@@ -135,16 +123,16 @@ class Prompts:
         self._check_count(len(ids), name)
         # the event loop walks over a million of them: builtins do
         if ids and (set(map(type, ids)) != {int} or not 0 <= min(ids) <= max(ids) < self._num_ids):
-            wrong = next(
-                each for each in ids if type(each) is not int or not 0 <= each < self._num_ids
-            )
+            known = range(self._num_ids)
+            wrong = next(each for each in ids if type(each) is not int or each not in known)
             wanted = f"token ids from 0 to {self._num_ids - 1}"
             raise ApiError(400, f"{name}: {reprlib.repr(wrong)} given, give {wanted}", name)
         return cast(list[int], ids)
 
-    async def _encode(self, text: str, spelling: Spelling, name: str = "prompt") -> list[int]:
-        special, parse = spelling.add_special_tokens, spelling.parse_special
-        return await self._checked(text, lambda each: each.encode(text, special, parse), name)
+    async def _encode(
+        self, text: str, special: bool, parses: bool, name: str = "prompt"
+    ) -> list[int]:
+        return await self._checked(text, lambda each: each.encode(text, special, parses), name)
 
     async def _checked(
         self, text: str, encode: Callable[[Tokenizer], list[int]], name: str
@@ -160,7 +148,6 @@ class Prompts:
             raise ContextError(self._max_model_len, count, name, is_least=is_least)
 
     def close(self) -> None:
-        """End what renders templates."""
         self._lanes.close()
         self.tokenizer.close()
 
@@ -181,8 +168,8 @@ class Prompts:
         try:
             return ChatFormat(
                 chat_template=template or self._options.chat_template,
-                add_generation_prompt=boolean(body, "add_generation_prompt", True),
-                continue_final_message=boolean(body, "continue_final_message"),
+                add_generation_prompt=bool(body.get("add_generation_prompt", True)),
+                continue_final_message=bool(body.get("continue_final_message")),
                 tools=body.get("tools"),  # type: ignore[arg-type]
                 documents=body.get("documents"),  # type: ignore[arg-type]
                 chat_template_kwargs=body.get("chat_template_kwargs"),  # type: ignore[arg-type]
@@ -191,7 +178,7 @@ class Prompts:
             raise ApiError(400, str(error)) from error
 
     def _known_roles(self, messages: object) -> object:
-        """`developer` is OpenAI's newer name of `system`, which templates know."""
+        """Replace `developer`, OpenAI's newer name of `system`, by the one that templates know."""
         if self._knows_developer or not isinstance(messages, list):
             return messages
         return [
@@ -203,17 +190,12 @@ class Prompts:
 
 
 def _check_number(messages: object) -> None:
-    """A template takes its time for each message, however short it is."""
+    """Bound the messages: a template takes its time for each, however short it is."""
     if not isinstance(messages, list):
         return
-    lists = [
-        each[name]
-        for each in messages
-        if isinstance(each, dict)
-        for name in ("content", "tool_calls")
-        if isinstance(each.get(name), list)
-    ]
-    number = len(messages) + sum(map(len, lists))
+    dicts = [each for each in messages if isinstance(each, dict)]
+    inner = [each.get(name) for each in dicts for name in ("content", "tool_calls")]
+    number = len(messages) + sum(len(each) for each in inner if isinstance(each, list))
     if number > MOST_MESSAGES:
         given = f"{number:,} messages, parts of them and calls"
         raise ApiError(400, f"messages: {given}, at most {MOST_MESSAGES:,} are allowed", "messages")

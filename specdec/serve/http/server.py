@@ -69,7 +69,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's own would raise the signal again at the end, for another exit code."""
+        """Drain at a signal. uvicorn would raise it again at the end, for another exit code."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -83,7 +83,7 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def drain(self) -> None:
-        """In the event loop: refuse new requests, and stop when the running ones have ended."""
+        """Refuse new requests, in the event loop, and stop when the running ones have ended."""
         traffic = self.application.traffic
         timeout = 0.0 if traffic.is_draining else self._shutdown_timeout
         if not traffic.is_draining:  # from then on it may have been shut down
@@ -105,7 +105,7 @@ class Server(uvicorn.Server):
 
 
 def raise_file_limit() -> int:
-    """The files that this process may open from now on: as many as the system allows it."""
+    """Let this process open as many files as the system allows it; return how many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < most:

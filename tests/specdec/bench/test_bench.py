@@ -205,7 +205,7 @@ def test_every_other_suite_runs(bench):
     one, two = [(30, 30, 1), (70, 70, 1)], [(30, 30, 2), (70, 70, 2), (70, 30, 2)]
     assert contexts == [*one, *two] * 2
     assert [row["batch"] for row in suites.protocol(bench)] == [1, 2, 1, 2]
-    for of_a_gpu_only in (suites.capture, suites.exchanges, suites.noise):
+    for of_a_gpu_only in (suites.capture, suites.exactness, suites.noise):
         assert list(of_a_gpu_only(bench)) == []
 
 
@@ -220,12 +220,6 @@ def test_cold_has_starts_then_captures_then_memory(bench, monkeypatch):
     bench.options = replace(bench.options, max_seconds=0.0)
     assert list(suites.cold(bench)) == [{"start": 2}]
     assert bench.skipped == ["cold: capture", "cold: memory"]
-
-
-def test_exactness_prices_rounds_and_then_attention(bench, monkeypatch):
-    monkeypatch.setattr(suites, "exchanges", lambda _: [{"exchanged": "layers"}])
-    monkeypatch.setattr(suites, "attention", lambda _: [{"what": "round"}])
-    assert list(suites.exactness(bench)) == [{"exchanged": "layers"}, {"what": "round"}]
 
 
 @pytest.mark.slow
@@ -437,7 +431,7 @@ def test_bytes_and_floor_follow_the_loaded_tensors(pair):
     assert sizes.target == sum(
         t.nbytes for t in pair.target.tensors.values()
     )  # tied: the table is the head
-    assert Bytes(target=100, draft_step=10, draft_entry=5).of_round(3) == 135
+    assert Bytes(target=100, draft_step=10, draft_entry=5).floor_ms(3, 1000) == 135
     assert Bytes(target=100, draft_step=10, draft_entry=5).floor_ms(0, 1000) == 100
 
 
@@ -576,13 +570,13 @@ def test_prompts_of_steady_rounds_do_not_wait_for_each_other(pair):
     spec = EngineSpec(drafting=Drafting(2), max_num_seqs=6, max_model_len=512)
     engine = pair.engine(spec)
     slow = StepCosts(rounds=((64, 1.0),), mixed=((64, 9.0), (128, 18.0)))
-    engine.scheduler.budget = PromptBudget(costs=slow, slowdown=1.0)
+    engine.scheduler.prompts.budget = PromptBudget(costs=slow, slowdown=1.0)
     engine.scheduler.sizes = replace(engine.scheduler.sizes, max_num_batched_tokens=400)
     prompts = [list(range(3 + i, 403 + i)) for i in range(6)]
     with steady(engine, prompts, 2) as run_round:
         run_round()
         assert len(engine.scheduler.running) == 6
-    assert engine.scheduler.budget is not None
+    assert engine.scheduler.prompts.budget is not None
 
 
 def test_a_percentile_is_in_ms_of_as_few_values_as_there_are():

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from specdec.bench import exactness as suite
-from specdec.bench.attention import Job
 from specdec.bench.bench import Bench, BenchOptions
 from specdec.bench.exactness import OF_ROUNDS, SHIPPED, of_chunks, of_rounds, priced, timings
+from specdec.bench.exchanges import Job
 from specdec.bench.pair import Pair, load_pair
 from specdec.bench.yardsticks import yardsticks
 from specdec.kernels.attention.launch import paged_attention
@@ -161,7 +161,7 @@ def test_every_k_batch_and_context_and_both_prompts_are_measured(bench, monkeypa
     monkeypatch.setattr(suite, "of_rounds", lambda _, *point: [point])
     monkeypatch.setattr(suite, "of_chunks", lambda _, *point: [point])
     rounds = [(K, *each) for K in (0, 2) for each in ((1, 70), (1, 130), (2, 70))]
-    assert list(suite.exchanges(bench)) == [*rounds, (2, 100), (2, 150)]
+    assert list(suite.exactness(bench)) == [*rounds, (2, 100), (2, 150)]
     longest = bench.pair.target.config.max_position_embeddings - 1
     assert bench.skipped == [
         *(f"exactness: K = {K}, batch 2, context 130: more than 200 tokens" for K in (0, 2)),

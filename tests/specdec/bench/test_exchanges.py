@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from specdec import kernels
-from specdec.bench.attention import Job
-from specdec.bench.exactness import chunk_ms, chunk_spec
-from specdec.bench.exchanges import backend_of, cublas_tile_maxima, silu_mul
+from specdec.bench.exactness import chunk_ms
+from specdec.bench.exchanges import Job, backend_of, cublas_tile_maxima, silu_mul
 from specdec.bench.pair import EngineSpec, load_pair
 from specdec.bench.timing import steady
 from specdec.kernels import HAS_TRITON, best_token, gate_up, linear
@@ -96,7 +95,7 @@ def test_every_attention_of_a_chunk_goes_through_the_yardstick(pair, noted):
     """All rows see all tokens; the draft's last layer goes on for one, and its level has one."""
     job = Job(batch=1, rows=70, context=70)
     with exchanged(["noted"], job):
-        chunk_ms(pair, chunk_spec(2, 70), 70)
+        chunk_ms(pair, 2, 70)
 
     num_layers = pair.target.config.num_layers
     of_chunk = [shapes(pair, 1, 70, 70)] * num_layers + [shapes(pair, 1, 1, 70)] * 2
@@ -147,7 +146,7 @@ def test_what_is_exchanged_is_put_back(pair, noted):
         _ = 1 / 0
     assert backend.get() == Backend()
     with pytest.raises(AssertionError, match="the shipped attention ran"):
-        chunk_ms(pair, chunk_spec(2, 70), 70)
+        chunk_ms(pair, 2, 70)
 
 
 def test_exchanged_products_run_no_shipped_kernel(monkeypatch):

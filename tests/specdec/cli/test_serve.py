@@ -7,7 +7,7 @@ import pytest
 
 import specdec.start.load
 from specdec.cli.errors import _without_keys
-from specdec.serve.http.address import listen
+from specdec.serve.http.options import listen
 
 
 @pytest.fixture(autouse=True)

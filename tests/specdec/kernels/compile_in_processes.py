@@ -19,7 +19,7 @@ from triton.compiler import ASTSource
 from triton.compiler.compiler import get_cache_invalidating_env_vars
 
 from specdec.kernels import before_compiling, norms
-from specdec.kernels.compiler_processes import CompilerProcesses, is_cached
+from specdec.kernels.compilations import CompilerProcesses, is_cached
 
 GLUON = source_of(["128", "64", "1", "2", "split"])
 OTHER = source_of(["128", "64", "1", "1", "split"])

@@ -120,7 +120,7 @@ def test_the_hook_understands_what_triton_calls_it_with(hook):
 def test_a_kernel_that_does_not_compile_ends_it_unless_it_may_fail(monkeypatch, may_fail):
     if torch.cuda.is_available():
         pytest.skip("kernels of ours, which are on no GPU")
-    monkeypatch.setattr(compilations, "_use", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
 
     def compile_both() -> list[object]:
         finished: list[object] = []
@@ -140,7 +140,7 @@ def test_a_kernel_that_does_not_compile_ends_it_unless_it_may_fail(monkeypatch, 
 
 def test_an_error_ends_it_while_kernels_wait_for_their_turn(monkeypatch):
     """In a thread of its own: Triton waits for all that was asked for, even if it never begins."""
-    monkeypatch.setattr(compilations, "_use", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     begun, found = [], []
 
     def fail() -> None:

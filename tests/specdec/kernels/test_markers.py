@@ -18,9 +18,9 @@ from specdec.requests.row_start import RowStart, SamplingFlags
 from specdec.sampler.accept import RULES
 from specdec.sampler.sampler import Sampler
 from specdec.stepping.buffers import BufferSizes, StepBuffers
-from specdec.stepping.commit import accept_and_commit_ref, commit_prompts, launch_accept_and_commit
+from specdec.stepping.commit import accept_and_commit, accept_and_commit_ref, commit_prompts
 from specdec.stepping.fill import Interval
-from specdec.stepping.propose import DraftLevel, launch_propose, launch_write_level, propose_ref
+from specdec.stepping.propose import DraftLevel, launch_write_level, propose, propose_ref
 from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Passes, Step
@@ -139,10 +139,10 @@ def test_a_draft_is_an_id_whatever_its_logits_are(device, value, level, has_d2t)
     x, weight = torch.randn(3, D, device=device), torch.randn(V, D, device=device)
     d2t = torch.arange(V, device=device) + 7 if has_d2t else None
     drafts = []
-    for propose in (launch_propose, propose_ref):
+    for write in (by_kernel(propose), propose_ref):
         for hidden in (x, poisoned(x, 1, value)):
             buffers, state = round_of(device)
-            propose(hidden, weight, level_of(buffers, state, level, d2t))
+            write(hidden, weight, level_of(buffers, state, level, d2t))
             drafts.append(buffers.draft_tokens[:3, level].tolist())
     assert drafts[1] == drafts[3] == [drafts[0][0], 7 if has_d2t else 0, drafts[0][2]]
 
@@ -157,7 +157,7 @@ def test_a_draft_that_is_drawn_is_an_id_too(device):
     assert buffers.draft_tokens[1:3, 0].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("commit", [launch_accept_and_commit, accept_and_commit_ref])
+@pytest.mark.parametrize("commit", [by_kernel(accept_and_commit), accept_and_commit_ref])
 @pytest.mark.parametrize("marker", [NO_TOKEN, NOT_FINITE])
 def test_results_keep_a_marker_and_the_next_round_embeds_an_id(device, commit, marker):
     buffers, state = round_of(device)

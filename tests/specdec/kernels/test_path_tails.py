@@ -116,7 +116,7 @@ def test_nodes_share_programs(exact_interpreter):
     assert case.tree.launches[0]._then[NUM_TAILS] == 2 * 4 * 2
 
 
-@pytest.mark.parametrize("base", [30, 62, 1150])
+@pytest.mark.parametrize("base", [30, 62, pytest.param(1150, marks=pytest.mark.slow)])
 def test_large_heads_have_programs_of_one_node(device, cut, base):
     tree = random_tree(base, 5, 3)
     case = tree_case([tree], H=2, G=1, C=256, dtype=torch.float32, device=device)

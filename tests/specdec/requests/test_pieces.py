@@ -7,8 +7,7 @@ import pytest
 from specdec.requests.finish import FinishRules
 from specdec.requests.output import CompletionOutput, Logprob, RequestOutput
 from specdec.requests.params import SamplingParams
-from specdec.requests.pieces import Pieces, whole_output
-from specdec.requests.request import Request
+from specdec.requests.request import Pieces, Request, whole_output
 from specdec.requests.stats import RequestStats, RoundRecord
 from specdec.requests.tokenizer import Detokenizer
 

@@ -10,8 +10,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from specdec.requests import tokenizer as module
-from specdec.requests.chat_format import ChatFormat
-from specdec.requests.special_text import MARK
+from specdec.requests.chat_format import MARK, ChatFormat
 from specdec.requests.tokenizer import Tokenizer
 from weights.demo import demo_directory
 

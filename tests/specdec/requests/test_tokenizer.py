@@ -14,8 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from specdec.requests.chat_format import ChatFormat
 from specdec.requests.finish import FinishRules
 from specdec.requests.params import SamplingParams
-from specdec.requests.pieces import Pieces
-from specdec.requests.request import Request
+from specdec.requests.request import Pieces, Request
 from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import INCOMPLETE, MOST_PENDING, Detokenizer, Tokenizer
 from specdec.requests.transformers_reader import plain_decoder, reader_of

@@ -13,13 +13,14 @@ from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_cho
 from specdec.kernels.gumbel import DRAFT, TARGET, gumbel_noise, gumbel_of_all_ref
 from specdec.requests.row_start import RowStart, SamplingFlags, SamplingStart
 from specdec.sampler.accept import Decision
-from specdec.sampler.count_sampled import count_sampled_ref, launch_count_sampled
-from specdec.sampler.process_logits import launch_process_logits
+from specdec.sampler.count_sampled import count_sampled, count_sampled_ref
+from specdec.sampler.process_logits import process_logits
 from specdec.sampler.processors import process
-from specdec.sampler.row_parameters import TextPositions, launch_row_parameters, row_parameters_ref
+from specdec.sampler.row_parameters import TextPositions, row_parameters, row_parameters_ref
 from specdec.sampler.sampler import Sampler
 from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
+from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.sampler.decided import uniform_rows, without_padding
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -104,7 +105,7 @@ def test_process_logits(device, Q, flags):
         logits = torch.randn(5 * Q, V + 13, device=device)[:, :V]
         logits[Q, [0, 4, 7]] = torch.nan  # ids that are forbidden, and one that is not
         expected = logits.clone()
-        launch_process_logits(logits, rows, ours, flags)
+        by_kernel(process_logits)(logits, rows, ours, flags)
         process(expected, rows, theirs, flags)
         assert torch.equal(logits.nan_to_num(9e9), expected.nan_to_num(9e9))
         assert torch.equal(ours.sampling.history[:-1], theirs.sampling.history[:-1])
@@ -113,7 +114,7 @@ def test_process_logits(device, Q, flags):
             state.num_computed_tokens += 2
 
 
-@pytest.mark.parametrize("apply", [launch_process_logits, process])
+@pytest.mark.parametrize("apply", [by_kernel(process_logits), process])
 def test_slots_of_different_lengths_have_the_bits_of_padded_ones(device, apply):
     flags = SamplingFlags(bias=True, bad_words=True, penalties=True)
     padded_state = make_state(device)
@@ -130,7 +131,7 @@ def test_slots_of_different_lengths_have_the_bits_of_padded_ones(device, apply):
     assert torch.equal(*history)
 
 
-@pytest.mark.parametrize("apply", [launch_process_logits, process])
+@pytest.mark.parametrize("apply", [by_kernel(process_logits), process])
 def test_a_bad_word_begins_in_what_was_generated_and_not_in_the_prompt(device, apply):
     state = RequestState(R, K, 1, 9, device, vocab_size=V)
     sampling = SamplingStart(prompt=[7, 8, 1], bad_words=[[1, 2], [8, 1, 3], [1, 1, 4]])
@@ -166,7 +167,7 @@ def test_one_penalty_is_enough(device, alone):
     rows = make_rows(device, state, 4)
     logits = torch.randn(20, V, device=device)
     ours, theirs = logits.clone(), logits.clone()
-    launch_process_logits(ours, rows, state, SamplingFlags(penalties=True))
+    by_kernel(process_logits)(ours, rows, state, SamplingFlags(penalties=True))
     process(theirs, rows, state, SamplingFlags(penalties=True))
     assert torch.equal(ours, theirs)
     assert torch.equal(ours, logits) == (not alone)
@@ -180,7 +181,7 @@ def test_row_parameters(device, B, has_epoch):
     start_T = (torch.arange(B, device=device) - 3).clamp(min=0)
     places = TextPositions(torch.randint(0, 1000, (B,), device=device), start_T)
     for where, offset in ((places, 1), (None, 3)):
-        ours = launch_row_parameters(state, state_T, where, offset, DRAFT, has_epoch)
+        ours = by_kernel(row_parameters)(state, state_T, where, offset, DRAFT, has_epoch)
         theirs = row_parameters_ref(state, state_T, where, offset, DRAFT, has_epoch)
         assert ours[1].stream == theirs[1].stream == DRAFT
         for a, b in zip(ours, theirs, strict=True):
@@ -206,7 +207,7 @@ def test_count_sampled(device):
     ]
     results = torch.tensor([[*row, 7, 7, 7] for row in results], device=device)
     tokens, accepted = results[:, :4], results[:, 4]
-    launch_count_sampled(ours, row_B, tokens, accepted)
+    by_kernel(count_sampled)(ours, row_B, tokens, accepted)
     count_sampled_ref(theirs, row_B, tokens, accepted)
     assert torch.equal(ours.sampling.output_counts, theirs.sampling.output_counts)
     added = ours.sampling.output_counts - before

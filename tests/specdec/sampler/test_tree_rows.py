@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from specdec.requests.row_start import SamplingFlags
-from specdec.sampler.process_logits import launch_process_logits
+from specdec.sampler.process_logits import process_logits
 from specdec.sampler.processors import DecidedRows, process
+from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.sampler.decided import uniform_rows
 from tests.specdec.sampler.test_sampling_kernels import DEVICES, V, make_state
 
@@ -57,7 +58,7 @@ FLAGS = [
 
 
 @pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("apply", [process, launch_process_logits])
+@pytest.mark.parametrize("apply", [process, by_kernel(process_logits)])
 def test_a_row_is_processed_as_the_last_of_its_path(device, apply, flags):
     tree_state = make_state(device)
     before = copy.deepcopy(tree_state)
@@ -91,7 +92,7 @@ def test_the_kernel_equals_its_twin_and_writes_the_roots_alone_to_the_history(de
     rows = replace(rows, state_T=torch.where(rows.position_T % 7 == 6, -1, rows.state_T))
     logits = torch.randn(3 * N + 1, V + 13, device=device)[:, :V]
     expected = logits.clone()
-    launch_process_logits(logits, rows, ours, flags)
+    by_kernel(process_logits)(logits, rows, ours, flags)
     process(expected, rows, theirs, flags)
     assert torch.equal(logits, expected)
     assert torch.equal(ours.sampling.history[:-1], theirs.sampling.history[:-1])

@@ -35,7 +35,7 @@ def kind(rows: int) -> tuple[int, int]:
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 40, 64, 300])
 @pytest.mark.parametrize("query_len", [1, 2, 4, 6, 33])
 def test_each_kind_of_row_count_is_compiled_ahead(max_num_seqs, query_len):
-    runner = SimpleNamespace(sizes=SimpleNamespace(max_num_seqs=max_num_seqs))
+    runner = SimpleNamespace(sizes=SimpleNamespace(max_num_seqs=max_num_seqs, tree=None))
     counts = list(request_counts(runner, query_len))
     assert max(counts) <= max_num_seqs
     every = {kind(count * query_len) for count in range(1, max_num_seqs + 1)}

@@ -238,7 +238,7 @@ def test_costs_are_of_the_steps_that_are_captured(k, caplog):
     caplog.set_level(logging.INFO, "specdec")
     speculation = {"model": "demo", "num_speculative_tokens": k, "adaptive": False} if k else None
     llm = LLM("demo", speculation, max_num_seqs=16, num_kv_blocks=200)
-    costs = llm.engine.scheduler.budget.costs
+    costs = llm.engine.scheduler.prompts.budget.costs
     rounds, mixed = ([rows for rows, _ in each] for each in (costs.rounds, costs.mixed))
     assert rounds == ([16] if k == 0 else [16, 32, 64])
     assert set(mixed) <= set(llm.engine.runner.graphs.target.prefill.sizes.tokens)
@@ -254,4 +254,4 @@ def test_costs_are_of_the_steps_that_are_captured(k, caplog):
 @pytest.mark.gpu
 def test_the_smallest_engine_is_measured_too():
     llm = LLM("demo", max_num_seqs=1, max_num_batched_tokens=1, max_model_len=2, num_kv_blocks=1)
-    assert [rows for rows, _ in llm.engine.scheduler.budget.costs.rounds] == [1]
+    assert [rows for rows, _ in llm.engine.scheduler.prompts.budget.costs.rounds] == [1]

@@ -19,14 +19,12 @@ from specdec.stepping.commit import (
     accept_and_commit_ref,
     commit_prompts,
     commit_prompts_ref,
-    launch_accept_and_commit,
-    launch_commit_prompts,
 )
-from specdec.stepping.fill import Interval, fill_prompts, fill_round_ref, launch_fill_round
+from specdec.stepping.fill import Interval, fill_prompts, fill_round, fill_round_ref
 from specdec.stepping.propose import (
     DraftLevel,
-    launch_propose,
     launch_write_level,
+    propose,
     propose_ref,
     write_level_ref,
 )
@@ -90,7 +88,7 @@ def same(ours, theirs, num_reqs, K):
 def test_fill_round(device, K, Q):
     ours, theirs = (make(device, K) for _ in range(2))
     theirs[1].draft_tokens.copy_(ours[1].draft_tokens)
-    launch_fill_round(*ours, 5, MAX_LEN, Q)
+    by_kernel(fill_round)(*ours, 5, MAX_LEN, Q)
     fill_round_ref(*theirs, 5, MAX_LEN, Q)
     same(ours, theirs, 5, K)
     assert (ours[0].slot_mapping[: 5 * Q] != -999).all()
@@ -122,7 +120,7 @@ def test_accept_and_commit(device, K, Q, is_pq):
     ours = decided_case(device, K, Q)
     theirs = copy.deepcopy(ours)
     before = ours[1].num_computed_tokens.clone()
-    launch_accept_and_commit(*ours, 5, is_pq, Q)
+    by_kernel(accept_and_commit)(*ours, 5, is_pq, Q)
     accept_and_commit_ref(*theirs, 5, is_pq, Q)
     same(ours, theirs, 5, K)
     buffers, state = ours
@@ -152,7 +150,7 @@ def test_commit_prompts(device, K):
     fill_prompts(buffers, parts, Interval(2, 6), Interval(first, first + 12))
     buffers.target_tokens[first : first + 4] = torch.tensor([40, 41, 42, 43], device=device)
     theirs = copy.deepcopy(ours)
-    launch_commit_prompts(*ours, Interval(2, 6), Interval(first, first + 8))
+    by_kernel(commit_prompts)(*ours, Interval(2, 6), Interval(first, first + 8))
     commit_prompts_ref(*theirs, Interval(2, 6), Interval(first, first + 8))
     same(ours, theirs, 6, K)
     assert buffers.sampled_tokens[2:4, 0].tolist() == [40, 7]
@@ -163,7 +161,7 @@ def test_commit_prompts(device, K):
     assert ids == [11, 12, 13, 40, 7, 1, 2, 3]
 
 
-@pytest.mark.parametrize("commit", [launch_accept_and_commit, accept_and_commit_ref, None])
+@pytest.mark.parametrize("commit", [by_kernel(accept_and_commit), accept_and_commit_ref, None])
 def test_no_draft_of_the_step_before_is_left_for_the_next(device, commit):
     buffers, state = decided_case(device, 3, 4)
     buffers.draft_tokens.fill_(77)
@@ -179,7 +177,7 @@ def test_no_draft_of_the_step_before_is_left_for_the_next(device, commit):
     assert (buffers.draft_tokens[5:] == 77).all()
 
 
-@pytest.mark.parametrize("commit", [launch_accept_and_commit, accept_and_commit_ref])
+@pytest.mark.parametrize("commit", [by_kernel(accept_and_commit), accept_and_commit_ref])
 def test_no_level_of_the_draft_writes_for_a_slot_that_has_become_padding(device, commit):
     """The levels may be padded further than the pass before them."""
     buffers, state = decided_case(device, 3, 4)
@@ -215,9 +213,9 @@ def test_propose(device, K, level, has_d2t):
     theirs = copy.deepcopy(ours)
     normed, weight = torch.randn(5, D, device=device), torch.randn(V, D, device=device)
     d2t = torch.randperm(1000, device=device)[:V] if has_d2t else None
-    for propose, (buffers, state) in ((launch_propose, ours), (propose_ref, theirs)):
+    for write, (buffers, state) in ((by_kernel(propose), ours), (propose_ref, theirs)):
         to = DraftLevel(buffers=buffers, state=state, level=level, d2t_W=d2t, max_model_len=MAX_LEN)
-        propose(normed, weight, to)
+        write(normed, weight, to)
     same(ours, theirs, 5, K)
 
 
@@ -242,7 +240,7 @@ def test_fill_shared_rows(device):
     K = 3
     *ours, num_rows = shared_case(device, K)
     theirs = copy.deepcopy(ours)
-    launch_fill_round(*ours, 5, MAX_LEN, K + 1, num_rows)
+    by_kernel(fill_round)(*ours, 5, MAX_LEN, K + 1, num_rows)
     fill_round_ref(*theirs, 5, MAX_LEN, K + 1, num_rows)
     same(ours, theirs, 5, K)
     buffers, state = ours
@@ -267,7 +265,7 @@ def test_commit_shared_rows(device, accepts):
     confidences = state.draft_confidences.clone()
     before = state.num_computed_tokens.clone()
     theirs = copy.deepcopy(ours)
-    launch_accept_and_commit(*ours, 5, False, K + 1, True)
+    by_kernel(accept_and_commit)(*ours, 5, False, K + 1, True)
     accept_and_commit_ref(*theirs, 5, False, K + 1, True)
     same(ours, theirs, 5, K)
     same_probs(ours, theirs)
@@ -307,7 +305,7 @@ def test_each_level_goes_to_the_state_with_its_probability(device, level, is_sam
             calibration=calibration,
         )
         if not is_sampled:
-            (launch_propose if launches else propose_ref)(normed, weight, to)
+            (by_kernel(propose) if launches else propose_ref)(normed, weight, to)
             continue
         logits = normed @ weight.t()
         keys = NoiseKeys(

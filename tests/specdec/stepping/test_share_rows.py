@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.stepping.buffers import BufferSizes, StepBuffers
-from specdec.stepping.share_rows import launch_share_rows, share_rows_ref
+from specdec.stepping.share_rows import share_rows, share_rows_ref
 from specdec.stepping.state import RequestState
+from tests.specdec.kernels.by_kernel import by_kernel
 
 K = 4
 MAX_LEN = 40
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-SHARES = [launch_share_rows, share_rows_ref]
+SHARES = [by_kernel(share_rows), share_rows_ref]
 
 
 def batch(device, rows, probs, live=None, bounds=None, computed=None, num_rows=6):

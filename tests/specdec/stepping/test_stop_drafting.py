@@ -9,8 +9,8 @@ import torch
 from specdec.config import MOST_SEQS
 from specdec.kernels import jit, tl
 from specdec.sizes import TreeShape
-from specdec.stepping.fill import fill_round_ref, launch_fill_round
-from specdec.stepping.fill_tree import fill_tree_ref, launch_fill_tree
+from specdec.stepping.fill import fill_round, fill_round_ref
+from specdec.stepping.fill_tree import fill_tree, fill_tree_ref
 from specdec.stepping.grow_tree import (
     TreeLevel,
     add_children_ref,
@@ -18,9 +18,10 @@ from specdec.stepping.grow_tree import (
     launch_add_children,
     launch_keep_nodes,
 )
-from specdec.stepping.propose import DraftLevel, launch_propose, propose_ref
+from specdec.stepping.propose import DraftLevel, propose, propose_ref
 from specdec.stepping.stop_drafting import decide, decide_ref
 from specdec.stepping.tree import kept_nodes
+from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.stepping import test_round_kernels as chains
 from tests.specdec.stepping import test_tree_kernels as trees
 
@@ -146,7 +147,7 @@ def test_chains_stop_where_their_mean_probability_falls_below(device, threshold,
     if isinstance(threshold, tuple):
         threshold = near_mean(case.paths, case.bounds, *threshold)
     case = ChainCase(device, threshold, is_adaptive)
-    (buffers, state), going = case.draft(launch_propose)
+    (buffers, state), going = case.draft(by_kernel(propose))
     twin, twin_going = case.draft(propose_ref)
     chains.same((buffers, state), twin, NUM_REQS, case.K)
     assert going == twin_going
@@ -163,7 +164,7 @@ def test_chains_stop_where_their_mean_probability_falls_below(device, threshold,
             assert torch.equal(drafts, all_state.draft_tokens[row, : expected[b]])
 
 
-@pytest.mark.parametrize("propose", [launch_propose, propose_ref])
+@pytest.mark.parametrize("propose", [by_kernel(propose), propose_ref])
 @pytest.mark.parametrize("b", [0, 1, 4])
 def test_one_request_stops_by_its_own_path(device, propose, b):
     """Beside padding; also where its probability is the threshold."""
@@ -181,7 +182,7 @@ def test_one_request_stops_by_its_own_path(device, propose, b):
     assert probs == pytest.approx(own, rel=1e-3)
 
 
-@pytest.mark.parametrize("propose", [launch_propose, propose_ref])
+@pytest.mark.parametrize("propose", [by_kernel(propose), propose_ref])
 @pytest.mark.parametrize("level", [None, 1])
 def test_where_none_goes_on_old_levels_write_nothing(device, propose, level):
     """Nor in slots that may have more."""
@@ -257,7 +258,16 @@ def test_what_is_no_probability_decides_for_no_other(device, prob, counts):
     assert vote(probs, bounds, mean + 0.01, order) == 0
 
 
-@pytest.mark.parametrize("prob, threshold", [(1.0, 0.0), (0.0, 2.0), (0.5, 0.5), (0.0, -1.0)])
+@pytest.mark.parametrize(
+    "prob, threshold",
+    [
+        (0.5, 0.5),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((1.0, 0.0), (0.0, 2.0), (0.0, -1.0))
+        ),
+    ],
+)
 def test_the_votes_of_the_largest_batch_fit(device, prob, threshold):
     count = MOST_SEQS
     probs = torch.full((count,), prob, device=device)
@@ -273,7 +283,7 @@ def test_drafts_that_were_not_made_are_padding(device, own):
     state.num_live_drafts[:] = torch.tensor([1, 2, 3, 4, 3, 0, 9], device=device)
     state.num_draft_tokens[:5] = own
     ours, theirs = (buffers, state), copy.deepcopy((buffers, state))
-    launch_fill_round(*ours, NUM_REQS, MAX_LEN, 5)
+    by_kernel(fill_round)(*ours, NUM_REQS, MAX_LEN, 5)
     fill_round_ref(*theirs, NUM_REQS, MAX_LEN, 5)
     chains.same(ours, theirs, NUM_REQS, 4)
     live = [min(own, count) for count in (3, 1, 3)]
@@ -383,7 +393,7 @@ def test_nodes_that_were_not_drafted_are_padding(device):
     ours[1].num_draft_tokens[:5] = 4
     theirs = copy.deepcopy(ours)
     N = shape.num_nodes + 1
-    launch_fill_tree(*ours, NUM_REQS, N, MAX_LEN)
+    by_kernel(fill_tree)(*ours, NUM_REQS, N, MAX_LEN)
     fill_tree_ref(*theirs, NUM_REQS, N, MAX_LEN)
     trees.assert_same(ours, theirs)
     is_row = ours[0].slot_mapping[: NUM_REQS * N].view(NUM_REQS, N) >= 0

@@ -21,7 +21,7 @@ from specdec.sizes import TreeShape
 from specdec.stepping import gather_paths
 from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.commit_tree import TreeRows, launch_walk_trees, walk_trees_ref
-from specdec.stepping.fill_tree import fill_tree_ref, launch_fill_tree
+from specdec.stepping.fill_tree import fill_tree, fill_tree_ref
 from specdec.stepping.gather_paths import launch_move_prompts, move_prompts_ref
 from specdec.stepping.grow_tree import (
     TreeLevel,
@@ -135,7 +135,7 @@ def test_fill_tree(device, shape, num_cut):
     ours = make(device, shape)
     theirs = copy.deepcopy(ours)
     N = shape.num_nodes + 1 - num_cut
-    launch_fill_tree(*ours, NUM_REQS, N, MAX_LEN)
+    by_kernel(fill_tree)(*ours, NUM_REQS, N, MAX_LEN)
     fill_tree_ref(*theirs, NUM_REQS, N, MAX_LEN)
     assert_same(ours, theirs)
     assert ours[0].num_valid[3] == ours[0].num_valid[5] == 0
@@ -371,7 +371,7 @@ def drawn(logits, rows_per_req, level, d2t):
 @pytest.mark.parametrize("num_reqs", [1, 3])
 def test_all_rows_of_a_request_are_drawn_with_its_noise(device, num_reqs, monkeypatch):
     """Of one request too, whose mapping repeats without a copy."""
-    monkeypatch.setattr(row_parameters, "pick", lambda _, launch, twin: launch)
+    monkeypatch.setattr(row_parameters, "use_triton", lambda _: True)
     buffers, state = make(device, SHAPES[0])
     rows = torch.tensor([4, 0, 2, -1, 3, 1], device=device)
     buffers.sample_mapping[:NUM_REQS] = rows

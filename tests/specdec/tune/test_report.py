@@ -7,8 +7,7 @@ import pytest
 from scripts.tune_products import rule_over_tuned
 from scripts.tuned_models import random_products
 from specdec.kernels.tile_shapes import KINDS, ROW_CLASSES, Product, Shape
-from specdec.tune.report import HEAD, as_json, table
-from specdec.tune.search import Best, Measured
+from specdec.tune.search import HEAD, Best, Measured
 
 INFINITE = float("inf")
 
@@ -22,14 +21,14 @@ def measured(rule_us: float, cublas_us: float = 20.0) -> Measured:
 
 
 def test_the_table_has_a_line_for_every_row_class():
-    lines = table(measured(11.0)).splitlines()
+    lines = measured(11.0).table().splitlines()
     assert len(lines) == len(ROW_CLASSES)
     assert lines[0].split() == ["split", "64x64", "2", "16", "11.0", "10.0", "20.0"]
     assert len(lines[0]) == len(HEAD)
 
 
 def test_json_has_every_time_that_was_measured():
-    found = json.loads(json.dumps(as_json(measured(11.0))))
+    found = json.loads(json.dumps(measured(11.0).as_json()))
     assert found["product"] == "split,64,64,bfloat16"
     assert found["rows"]["512"] == {
         "shape": list(SHAPE),
@@ -49,7 +48,7 @@ def test_the_rule_is_compared_by_row_class_and_overall():
 
 def test_json_has_null_for_what_did_not_run():
     found = measured(INFINITE, INFINITE)
-    rows = json.loads(json.dumps(as_json(found), allow_nan=False))["rows"]
+    rows = json.loads(json.dumps(found.as_json(), allow_nan=False))["rows"]
     assert rows["16"] == {"shape": list(SHAPE), "us": 10.0, "rule_us": None, "cublas_us": None}
     assert set(rule_over_tuned([measured(11.0), found]).values()) == {None}
 

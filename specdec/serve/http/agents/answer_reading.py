@@ -114,7 +114,6 @@ class Message:
 
     @staticmethod
     def of(events: Iterable[Event]) -> "Message":
-        """Join events, in order."""
         message = Message()
         for event in events:
             match event:
@@ -144,7 +143,6 @@ class AnswerReading:
         return self.calls is None and not self.thinks
 
     def reader(self) -> "MessageReader":
-        """Make a reader for one answer."""
         sources = [Source(partial(_read_reasoning, self.is_open))] if self.thinks else []
         if self.calls is not None:
             tools = {tool.name: tool for tool in self.use.tools}

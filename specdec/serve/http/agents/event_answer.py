@@ -13,7 +13,7 @@ from starlette.types import Send
 from specdec.requests.output import CompletionOutput
 from specdec.serve.http.agents.events import Arguments, Call, Content, Event, Reasoning
 from specdec.serve.http.agents.translation import Json
-from specdec.serve.http.chat_messages import finish_reason
+from specdec.serve.http.answers import finish_reason
 from specdec.serve.http.chats import ChatTurn
 from specdec.serve.http.errors import ApiError, as_json, json_response
 from specdec.serve.http.generating import (

@@ -199,7 +199,6 @@ def is_markup(rest: str, tags: Sequence[str], any_length: bool = False) -> bool:
 
 
 def joined(pieces: Pieces) -> Waiting[str]:
-    """Wait for all pieces."""
     text = ""
     for piece in pieces:
         if piece is None:

@@ -27,7 +27,6 @@ class Lark:
         return name
 
     def text(self, text: str) -> str:
-        """Write a text as it is."""
         return json.dumps(text, ensure_ascii=False)
 
     def tag(self, tag: str) -> str:
@@ -47,5 +46,4 @@ class Lark:
         return self.rule("/(?s:.*)/", suffix=tag)
 
     def grammar(self, start: str) -> str:
-        """Return all rules."""
         return "\n".join([f"start: {start}", *self._rules])

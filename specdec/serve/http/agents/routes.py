@@ -8,10 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from specdec.serve.http.agents import messages_input, responses_input
+from specdec.serve.http.agents import anthropic_messages, openai_responses
 from specdec.serve.http.agents.event_answer import EventAnswer
-from specdec.serve.http.agents.messages_events import MessagesScript
-from specdec.serve.http.agents.responses_events import ResponsesScript
 from specdec.serve.http.agents.translation import Knows, Translation
 from specdec.serve.http.bodies import Bodies, Body
 from specdec.serve.http.chats import Chats, ChatTurn
@@ -34,7 +32,6 @@ class AgentRoutes:
         self._logged: set[str] = set()
 
     def routes(self) -> list[Route]:
-        """List the routes, for the application."""
         return [
             Route(RESPONSES, self.responses, methods=["POST"]),
             Route(MESSAGES, self.messages, methods=["POST"]),
@@ -42,22 +39,20 @@ class AgentRoutes:
         ]
 
     async def responses(self, request: Request) -> Response:
-        """Answer POST /v1/responses."""
-        body, turn, headers = await self._turn(request, responses_input.translated)
+        body, turn, headers = await self._turn(request, openai_responses.translated)
         params = turn.api_request.params
         sampling: dict[str, object] = {"temperature": params.temperature, "top_p": params.top_p}
-        script = ResponsesScript(body, turn.api_request.model, sampling)
+        script = openai_responses.ResponsesScript(body, turn.api_request.model, sampling)
         return EventAnswer(self._services, turn, script, headers)
 
     async def messages(self, request: Request) -> Response:
-        """Answer POST /v1/messages."""
-        _, turn, headers = await self._turn(request, messages_input.translated)
-        script = MessagesScript(turn.api_request.model)
+        _, turn, headers = await self._turn(request, anthropic_messages.translated)
+        script = anthropic_messages.MessagesScript(turn.api_request.model)
         return EventAnswer(self._services, turn, script, headers)
 
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of the prompt that the same message would have."""
-        translate = partial(messages_input.translated, is_count=True)
+        translate = partial(anthropic_messages.translated, is_count=True)
         _, turn, headers = await self._turn(request, translate)
         return json_response({"input_tokens": len(turn.prompt.token_ids)}, headers=headers)
 

@@ -40,7 +40,6 @@ class ToolUse:
 
     @property
     def possible(self) -> tuple[Tool, ...]:
-        """Return the tools that an answer may call."""
         if self.choice == "none":
             return ()
         return tuple(each for each in self.tools if self.named in (None, each.name))
@@ -90,7 +89,6 @@ def with_names(messages: object) -> object:
 
 
 def _call_names(message: Mapping[str, object]) -> dict[str, str]:
-    """Return the names of a message's calls by their ids."""
     calls = message.get("tool_calls")
     found = {}
     for call in calls if isinstance(calls, list) else ():
@@ -101,7 +99,6 @@ def _call_names(message: Mapping[str, object]) -> dict[str, str]:
 
 
 def _part(value: object, name: str) -> object:
-    """Return a part of what may be an object."""
     return value.get(name) if isinstance(value, dict) else None
 
 

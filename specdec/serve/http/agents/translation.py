@@ -60,7 +60,6 @@ class Translation:
             self.ignore(name)
 
     def headers(self) -> dict[str, str]:
-        """Make the headers of the answer."""
         named = ", ".join(islice(self._ignored, MOST_NAMED))
         return {IGNORED_HEADER: named} if named else {}
 
@@ -83,7 +82,6 @@ def checked(value: object, kind: type[Type], place: str, wanted: str) -> Type:
 
 
 def text_in(item: Mapping[str, object], name: str, place: str) -> str:
-    """Read a field that must be a text."""
     return checked(item.get(name), str, f"{place}.{name}", "text")
 
 
@@ -98,16 +96,13 @@ def texts_of(content: object, place: str, kinds: Collection[str]) -> list[str]:
 
 
 def text_of(part: object, place: str, kinds: Collection[str]) -> str:
-    """Read the text of one part."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or kind not in kinds:
         raise ApiError(400, f"{place}: type {kind!r:.100} given, read are {', '.join(kinds)}")
     if kind == REFERENCE:  # it reads as the name of its tool
         return text_in(part, "tool_name", place)
     text = part.get("refusal" if kind == "refusal" else "text")
-    if not isinstance(text, str):
-        raise ApiError(400, f"{place}: text={text!r:.200}: give text")
-    return text
+    return checked(text, str, f"{place}: text", "text")
 
 
 def content_of(texts: list[str]) -> object:
@@ -118,7 +113,6 @@ def content_of(texts: list[str]) -> object:
 
 
 def call_of(item: Mapping[str, object], id_name: str, arguments: str, place: str) -> Json:
-    """Make a call of a tool in a chat message."""
     call_id, name = text_in(item, id_name, place), text_in(item, "name", place)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 

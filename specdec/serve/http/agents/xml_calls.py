@@ -192,7 +192,6 @@ def _is_text(parameters: Schema, key: str) -> bool:
 
 
 def _allowed(schema: Schema) -> object:
-    """Return the values that a schema lists, None if it lists none."""
     return schema.get("enum", [schema["const"]] if "const" in schema else None)
 
 

@@ -15,8 +15,7 @@ from openai import DefaultHttpxClient, OpenAI
 from specdec import AsyncLLM
 from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.engine_process import EngineProcess, EngineStart
-from specdec.serve.http.address import listen
-from specdec.serve.http.options import ServerOptions
+from specdec.serve.http.options import ServerOptions, listen
 from specdec.serve.http.server import Server
 from tests.specdec.serve.http.described import Described
 

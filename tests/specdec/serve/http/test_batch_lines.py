@@ -6,8 +6,8 @@ import json
 import pytest
 
 from specdec.serve.http import batch
+from specdec.serve.http.api_request import GRAMMARS_BUSY
 from specdec.serve.http.errors import ApiError
-from specdec.serve.http.structured import GRAMMARS_BUSY
 
 LINE = batch.BatchLine("a", "/v1/completions", b"{}")
 BUSY = ApiError(503, "no new grammar is taken", "guided_regex", GRAMMARS_BUSY)

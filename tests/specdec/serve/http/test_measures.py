@@ -5,14 +5,12 @@ import logging
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from specdec.requests.output import RequestOutput
-from specdec.serve.http.monitor import ROUNDS, AcceptanceWatch, Counts, Monitor
-from specdec.serve.http.record import Record
+from specdec.serve.http.measures import ROUNDS, AcceptanceWatch, Monitor, Record
 from weights.demo import demo_directory
 
 
@@ -113,12 +111,14 @@ def test_kinds_and_labels(live):
 def test_a_line_of_the_log_says_what_runs(live, caplog):
     caplog.set_level(logging.INFO, "specdec.serve")
     monitor = Monitor(live.llm)
-    counts = Counts(running=2, waiting=1, cache=0.25, tokens=21, rounds=9, drafted=30, accepted=12)
-    monitor.look(counts)
+    figures = {"num_requests_running": 2, "num_requests_waiting": 1, "kv_cache_usage_perc": 0.25}
+    figures |= {"generation_tokens": 21, "spec_decode_num_drafts": 9}
+    figures |= {"spec_decode_num_draft_tokens": 30, "spec_decode_num_accepted_tokens": 12}
+    monitor.look(figures)
     assert "2 running, 1 waiting" in caplog.text
     assert "40% accepted, cache 25%" in caplog.text
     caplog.clear()
-    monitor.look(replace(counts, running=0, waiting=0))
+    monitor.look({**figures, "num_requests_running": 0, "num_requests_waiting": 0})
     assert caplog.text == ""
 
 

@@ -5,7 +5,7 @@ from openai import BadRequestError, NotFoundError
 
 from specdec import LLM, SamplingParams
 from specdec.requests.output import Logprob
-from specdec.serve.http.answers import _Columns
+from specdec.serve.http.answers import best_by_text
 
 MESSAGES = [{"role": "user", "content": "def fibonacci(n):"}]
 PROMPT = "def fibonacci(n):"
@@ -251,10 +251,8 @@ def test_completions_name_parts_of_a_character_by_their_bytes(client, stream):
 
 def test_tokens_with_the_same_bytes_are_all_named():
     found = {7: Logprob(-3.0, 4, "a"), 1: Logprob(-0.5, 1, "a"), 2: Logprob(-1.0, 2, "")}
-    columns = _Columns(2, {7: b"a", 1: b"a", 2: b"<s>"}.__getitem__, True)
-    columns.add([7], [found], 0)
-    assert columns.as_dict()["top_logprobs"] == [{"token_id:1": -0.5, "<s>": -1.0, "a": -3.0}]
-    assert columns.as_dict()["tokens"] == ["a"]
+    named = best_by_text(7, found, 2, {7: b"a", 1: b"a", 2: b"<s>"}.__getitem__)
+    assert named == {"token_id:1": -0.5, "<s>": -1.0, "a": -3.0}
 
 
 def test_usage_says_what_was_found_in_the_cache(client, prompts):

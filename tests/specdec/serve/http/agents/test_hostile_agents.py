@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from specdec.serve.http.agents import messages_input, responses_input
+from specdec.serve.http.agents import anthropic_messages, openai_responses
 from specdec.serve.http.fields import FIELDS
 
 VALUES = [
@@ -103,8 +103,8 @@ MANY = {
     ),
 }
 TRANSLATE = {
-    "/v1/responses": responses_input.translated,
-    "/v1/messages": messages_input.translated,
+    "/v1/responses": openai_responses.translated,
+    "/v1/messages": anthropic_messages.translated,
 }
 
 

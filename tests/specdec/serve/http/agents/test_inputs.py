@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specdec.serve.http.agents import messages_input, responses_input
+from specdec.serve.http.agents import anthropic_messages, openai_responses
 from specdec.serve.http.errors import ApiError
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "now", "arguments": '{"a": 1}'}
@@ -13,12 +13,12 @@ PARAMETERS = {"type": "object", "properties": {}}
 
 
 def responses(knows=(), **body):
-    return responses_input.translated({"input": "hi", **body}, lambda name: name in knows)
+    return openai_responses.translated({"input": "hi", **body}, lambda name: name in knows)
 
 
 def messages(knows=(), **body):
     given = {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], **body}
-    return messages_input.translated(given, lambda name: name in knows)
+    return anthropic_messages.translated(given, lambda name: name in knows)
 
 
 def call(name="now", arguments='{"a": 1}', call_id="c1"):

@@ -6,11 +6,11 @@ from anthropic.types import RawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from specdec.serve.http.agents.anthropic_messages import MessagesScript
 from specdec.serve.http.agents.event_answer import Counts
 from specdec.serve.http.agents.events import Arguments, Call, Content, Reasoning
-from specdec.serve.http.agents.messages_events import MessagesScript
-from specdec.serve.http.agents.responses_events import ResponsesScript
-from specdec.serve.http.chat_messages import finish_reason
+from specdec.serve.http.agents.openai_responses import ResponsesScript
+from specdec.serve.http.answers import finish_reason
 from specdec.serve.http.errors import ApiError
 
 OPENAI = TypeAdapter(ResponseStreamEvent)

@@ -1,15 +1,20 @@
-"""POST /v1/messages as a chat request: Anthropic's Messages.
+"""POST /v1/messages, Anthropic's Messages: a chat request of its body, and its answer's events.
 
-Types of blocks and tools are those of the anthropic package (types/). Results of tools come in
-messages of the user and are messages of their own here, before the user's text.
+Types of blocks, tools and events are those of the anthropic package (types/). Results of tools come
+in messages of the user and are messages of their own here, before the user's text. The items of an
+answer are blocks: thinking, text, a use of a tool.
 
 A tool with `defer_loading` is left out of the prompt until the result of a search refers to it, by
 a block of type tool_reference. All are shown if the server was to search: nothing would find them.
 """
 
 import json
+import uuid
 from collections.abc import Iterator, Mapping
 
+from specdec.requests.chat_format import arguments_object
+from specdec.serve.http.agents.event_answer import Counts, Kind, Script
+from specdec.serve.http.agents.events import Arguments, Content, Reasoning
 from specdec.serve.http.agents.translation import (
     REFERENCE,
     Json,
@@ -23,7 +28,6 @@ from specdec.serve.http.agents.translation import (
     texts_of,
     with_one_system,
 )
-from specdec.serve.http.api_request import integer
 from specdec.serve.http.errors import MESSAGES, ApiError
 from specdec.serve.http.fields import COUNT_TOKENS
 
@@ -39,6 +43,13 @@ BILLING = "x-anthropic-billing-header"
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 THINKING = ("enabled", "adaptive", "disabled")
 WANTED_CHOICE = '{"type": "auto", "any", "none", or "tool" with a name}'
+# of each kind of block: the field of its text, and the type and the field of its deltas
+KINDS: dict[Kind, tuple[str, str, str]] = {
+    Content: ("text", "text_delta", "text"),
+    Reasoning: ("thinking", "thinking_delta", "thinking"),
+    Arguments: ("input", "input_json_delta", "partial_json"),
+}
+REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 def translated(body: Mapping[str, object], knows: Knows, *, is_count: bool = False) -> Translation:
@@ -51,10 +62,9 @@ def translated(body: Mapping[str, object], knows: Knows, *, is_count: bool = Fal
     if messages and messages[-1]["role"] == "assistant":  # the answer goes on with it
         found.body |= {"continue_final_message": True, "add_generation_prompt": False}
     if not is_count:
-        limit = integer(given, "max_tokens", 1, 1 << 31)
-        if limit is None:
+        if "max_tokens" not in given:
             raise ApiError(400, "max_tokens is missing", "max_tokens")
-        found.body["max_tokens"] = limit
+        found.body["max_tokens"] = given["max_tokens"]
     stops = checked(given.get("stop_sequences", []), list, "stop_sequences", "a list of texts")
     if stops:
         found.body["stop"] = stops
@@ -98,21 +108,16 @@ def _user(content: object, place: str, role: str, references: set[str]) -> list[
     for i, block in enumerate(content):
         here = f"{place}.content[{i}]"
         if isinstance(block, dict) and block.get("type") == "tool_result" and role == "user":
-            result = texts_of(block.get("content"), f"{here}.content", RESULT)
-            references |= set(_references(block.get("content")))
+            parts = block.get("content")
+            result = texts_of(parts, f"{here}.content", RESULT)
+            if isinstance(parts, list):
+                references |= {part["tool_name"] for part in parts if part["type"] == REFERENCE}
             call_id = text_in(block, "tool_use_id", here)
             message = {"role": "tool", "tool_call_id": call_id, "content": content_of(result)}
             results.append(message)
         else:
             texts.append(text_of(block, here, TEXT))
     return [*results, {"role": role, "content": content_of(texts)}] if texts else results
-
-
-def _references(content: object) -> Iterator[str]:
-    """Yield the tools that a result refers to."""
-    for part in content if isinstance(content, list) else ():
-        if part["type"] == REFERENCE:
-            yield part["tool_name"]
 
 
 def _assistant(content: object, place: str) -> Json:
@@ -209,3 +214,69 @@ def _take_thinking(thinking: object, found: Translation) -> None:
     given = found.body.get("chat_template_kwargs", {})
     if isinstance(given, dict):  # anything else is refused later
         found.body["chat_template_kwargs"] = {"enable_thinking": kind != "disabled", **given}
+
+
+class MessagesScript(Script):
+    """Writes a message."""
+
+    def __init__(self, model: str) -> None:
+        message: Json = {
+            "id": f"msg_{uuid.uuid4().hex}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": None,
+        }
+        super().__init__(message, "content")
+
+    def begin(self, counts: Counts) -> Iterator[Json]:
+        self.answer["usage"] = _usage(counts)
+        yield {"type": "message_start", "message": dict(self.answer)}
+
+    def begin_item(self, kind: Kind, name: str) -> Iterator[Json]:
+        block: Json = {"type": KINDS[kind][0], KINDS[kind][0]: ""}
+        if kind is Reasoning:
+            block["signature"] = ""
+        elif kind is Arguments:
+            call_id = f"toolu_{uuid.uuid4().hex[:24]}"
+            block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+        self.items.append(block)
+        yield self._event("start", content_block=dict(block))
+
+    def delta(self, kind: Kind, text: str) -> Json:
+        _, name, field = KINDS[kind]
+        return self._event("delta", delta={"type": name, field: text})
+
+    def end_item(self, kind: Kind) -> Iterator[Json]:
+        """End a block. Arguments that are no JSON are shown as what they are."""
+        whole = arguments_object(self.text) if kind is Arguments else self.text
+        self.items[-1][KINDS[kind][0]] = whole
+        yield self._event("stop")
+
+    def end(self, reason: str, stop: str | int | None, counts: Counts) -> Iterator[Json]:
+        yield from self.end_last()
+        ends: Json = {"stop_reason": REASONS[reason], "stop_sequence": None}
+        if isinstance(stop, str) and reason != "length":
+            ends = {"stop_reason": "stop_sequence", "stop_sequence": stop}
+        self.answer |= {**ends, "usage": _usage(counts)}
+        yield {"type": "message_delta", "delta": ends, "usage": _usage(counts)}
+        yield {"type": "message_stop"}
+
+    def fail(self, error: ApiError) -> Iterator[Json]:
+        yield error.anthropic_body()
+
+    def _event(self, what: str, **fields: object) -> Json:
+        return {"type": f"content_block_{what}", "index": len(self.items) - 1, **fields}
+
+
+def _usage(counts: Counts) -> Json:
+    return {
+        "input_tokens": counts.num_prompt - counts.num_cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": counts.num_cached,
+        "output_tokens": counts.num_output,
+        "output_tokens_details": {"thinking_tokens": counts.num_reasoning},
+    }

@@ -118,7 +118,8 @@ def test_exact_matrix_compares_all_settings_with_plain_decoding(run, capsys, mon
     assert [row["mean"] > 1.5 for row in behind] == [row["k"] > 0 for row in behind]
 
 
-@pytest.mark.parametrize("is_wrong", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_wrong", [False, True])
 def test_exact_matrix_compares_the_tokens_of_trees(run, capsys, monkeypatch, is_wrong):
     generate = serving.generate
 

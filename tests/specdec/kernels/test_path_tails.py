@@ -207,7 +207,7 @@ def test_trees_keep_their_bits_in_larger_query_tiles(device, monkeypatch, tile):
         assert torch.equal(found, expected), base
 
 
-@pytest.mark.parametrize("base", [62, 1150])
+@pytest.mark.parametrize("base", [62, pytest.param(1150, marks=pytest.mark.slow)])
 def test_what_lies_in_other_nodes_slots_changes_nothing(device, cut, base):
     """Behind whole tiles of their split, too."""
     tree = random_tree(base, 7, 3, seed=3)

@@ -91,7 +91,7 @@ def test_a_chunk_has_the_same_bits_in_tiles_of_any_size(exact_device, monkeypatc
         assert torch.equal(attend(monkeypatch, tile, q, cache, rows), expected), tile
 
 
-@pytest.mark.parametrize("C", [16, 96])
+@pytest.mark.parametrize("C", [16, pytest.param(96, marks=pytest.mark.slow)])
 def test_splits_have_the_same_bits_in_tiles_of_any_size(exact_device, monkeypatch, C):
     extents = (64, 130, 200), (4, 4, 4)
     q, cache, rows = case("normal", extents, group=2, G=1, C=C, dtype=FP16, device=exact_device)

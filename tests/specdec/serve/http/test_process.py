@@ -62,6 +62,7 @@ def commands(start: str) -> list[str]:
     return [line for line in DOCUMENT.splitlines() if line.startswith(start)]
 
 
+@pytest.mark.slow  # test_documents runs them too, in this process
 def test_the_commands_of_the_document_work(tmp_path, capsys):
     """The server is a process; its clients run in this one, which has their modules."""
     [command] = commands("specdec serve")

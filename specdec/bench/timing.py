@@ -122,10 +122,8 @@ def steady(
     """
     room = (num_rounds + WARMUP + 1) * engine.runner.sizes.query_len
     scheduler, runner = engine.scheduler, engine.runner
-    budget, scheduler.prompts.budget = (
-        scheduler.prompts.budget,
-        None,
-    )  # or the first would end before the last runs
+    budget = scheduler.prompts.budget
+    scheduler.prompts.budget = None  # or the first request would end before the last one runs
     try:
         requests = engine.add_requests(greedy(prompts, room))
         while scheduler.waiting or scheduler.prefilling:

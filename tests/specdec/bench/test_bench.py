@@ -26,6 +26,7 @@ from specdec.bench.trees import NEVER
 from specdec.cli import main
 from specdec.cli.bench_choices import SUITES
 from specdec.kernels.compilations import Compilations
+from specdec.scheduling.prompts import PromptRows
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import TreeShape
 from specdec.start.speculation import Drafting
@@ -570,8 +571,7 @@ def test_prompts_of_steady_rounds_do_not_wait_for_each_other(pair):
     spec = EngineSpec(drafting=Drafting(2), max_num_seqs=6, max_model_len=512)
     engine = pair.engine(spec)
     slow = StepCosts(rounds=((64, 1.0),), mixed=((64, 9.0), (128, 18.0)))
-    engine.scheduler.prompts.budget = PromptBudget(costs=slow, slowdown=1.0)
-    engine.scheduler.sizes = replace(engine.scheduler.sizes, max_num_batched_tokens=400)
+    engine.scheduler.prompts = PromptRows(400, PromptBudget(costs=slow, slowdown=1.0))
     prompts = [list(range(3 + i, 403 + i)) for i in range(6)]
     with steady(engine, prompts, 2) as run_round:
         run_round()

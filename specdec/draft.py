@@ -2,11 +2,11 @@
 
 Where rows are shared out (`varies`) the number of levels varies from step to step: a graph of one
 level is replayed for each. A step that proposes nothing extends the draft's KV alone. With a
-`threshold` drafts may stop before their last level (stepping/stop_drafting.py): the levels are
+`threshold` drafts may stop before their last level (rounds/stop_drafting.py): the levels are
 launched all the same, and after the stop read no weights.
 
 Each level of a tree has k rows per request, whose nodes see the committed context and their own
-ancestors (stepping/grow_tree.py); after the last level the best nodes of all are kept.
+ancestors (rounds/grow_tree.py); after the last level the best nodes of all are kept.
 
 Row t of the prefill pairs the target's feature at position t with token t + 1, and writes draft KV
 slot t. After a round it covers all rows of a chain; rows after the accepted ones are garbage that
@@ -35,13 +35,13 @@ from specdec.kernels.support_floor import support_floor
 from specdec.models.eagle import EagleModel
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, DraftGraphs, init_piecewise
+from specdec.rounds.buffers import StepBuffers
+from specdec.rounds.grow_tree import TreeLevel, grow_tree
+from specdec.rounds.propose import DraftLevel, propose, propose_sampled
+from specdec.rounds.state import RequestState
+from specdec.rounds.step_sizes import Proposal, Step
 from specdec.sampler.row_parameters import TextPositions, row_parameters
 from specdec.sampler.sampler import scaled_in_support
-from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.grow_tree import TreeLevel, grow_tree
-from specdec.stepping.propose import DraftLevel, propose, propose_sampled
-from specdec.stepping.state import RequestState
-from specdec.stepping.step_sizes import Proposal, Step
 
 
 @dataclass(eq=False)
@@ -52,7 +52,7 @@ class Draft:
     graphs: families for steps whose requests are all greedy, and for steps with a sampled request.
         The latter draw their drafts with noise: for "exact" acceptance the target's noise, so that
         they agree; else the draft's own, and the state keeps the scores.
-    calibration, threshold: see stepping/propose.py
+    calibration, threshold: see rounds/propose.py
     varies: the number of levels, from step to step
     """
 

@@ -29,14 +29,14 @@ from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
 from specdec.requests.row_start import RowStart, SamplingFlags
 from specdec.requests.stats import RoundRecord
+from specdec.rounds.logprobs import StepLogprobs
+from specdec.rounds.results import PendingResult, StepResult
 from specdec.runner import Runner
 from specdec.scheduling.block_pool import BlockPool
 from specdec.scheduling.row_planner import RowPlanner
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_costs import PromptBudget
 from specdec.scheduling.work import PromptPart, Work
-from specdec.stepping.logprobs import StepLogprobs
-from specdec.stepping.results import PendingResult, StepResult
 
 logger = logging.getLogger("specdec")
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from specdec.requests.draft_tree import depths, first_children
 from specdec.requests.request import Request
+from specdec.rounds.results import PendingResult, StepResult
 from specdec.runner import Runner
 from specdec.scheduling.round_history import IMPROBABLE, RoundOutcome
 from specdec.scheduling.row_planner import RowPlanner, StepSize
 from specdec.scheduling.work import Work
 from specdec.sizes import TreeShape
-from specdec.stepping.results import PendingResult, StepResult
 
 # tells the planner of a round; the argument: whether the GPU has other work meanwhile
 Observation: TypeAlias = Callable[[bool], None]

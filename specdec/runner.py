@@ -17,16 +17,16 @@ from specdec.models.llama import LlamaModel
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, GraphFamilies
 from specdec.requests.row_start import GREEDY, RowStart, SamplingFlags
+from specdec.rounds.buffers import BufferSizes, StepBuffers
+from specdec.rounds.results import PendingResult, Results, StepResult
+from specdec.rounds.start_rows import start_rows
+from specdec.rounds.state import RequestState
+from specdec.rounds.step_sizes import Passes, Proposal, RowMasks, Step
+from specdec.rounds.upload import upload
 from specdec.sampler.sampler import Sampler
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes
 from specdec.step import Acts
-from specdec.stepping.buffers import BufferSizes, StepBuffers
-from specdec.stepping.results import PendingResult, Results, StepResult
-from specdec.stepping.start_rows import start_rows
-from specdec.stepping.state import RequestState
-from specdec.stepping.step_sizes import Passes, Proposal, RowMasks, Step
-from specdec.stepping.upload import upload
 from specdec.target import Target
 from weights.config import LayerConfig
 from weights.load import LoadedEagle, LoadedTarget
@@ -59,7 +59,7 @@ class Runner:
         self.acceptance = acceptance
         eagle = eagle if sizes.num_speculative_tokens > 0 else None
         self.confidence_threshold = confidence_threshold
-        self.threshold: Tensor | None = None  # see stepping/stop_drafting.py
+        self.threshold: Tensor | None = None  # see rounds/stop_drafting.py
         self._stops_below = confidence_threshold or 0.0
         if confidence_threshold != 0 and eagle is not None:
             self.threshold = torch.tensor([self._stops_below], device=device)
@@ -75,7 +75,7 @@ class Runner:
         )
         self.num_levels = 0  # of the draft, in all steps that were run
         self.num_tree_rounds = 0  # steps that verified trees
-        self.calibration: Tensor | None = None  # see stepping/propose.py
+        self.calibration: Tensor | None = None  # see rounds/propose.py
         self._workspace = _workspace(self.heads, sizes, device)
         taps = () if eagle is None else eagle.config.aux_boundaries
         model = build_target(target, taps, sizes.max_model_len, device)

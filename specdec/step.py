@@ -1,7 +1,7 @@
 """A step: its acts in the order in which they happen, and what each reads and writes.
 
 The order is written here and nowhere else. A step has batch slots: first those that verify, with
-the last sampled token of a request and its drafts, then parts of prompts (stepping/step_sizes.py).
+the last sampled token of a request and its drafts, then parts of prompts (rounds/step_sizes.py).
 One forward takes the rows of all:
 
     act            reads                                 writes
@@ -48,19 +48,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdec.draft import Draft
+from specdec.rounds.buffers import StepBuffers
+from specdec.rounds.commit import accept_and_commit, commit_prompts
+from specdec.rounds.commit_tree import TreeRows, commit_trees
+from specdec.rounds.fill import Interval, fill_prompts, fill_round
+from specdec.rounds.fill_tree import fill_tree
+from specdec.rounds.gather_paths import gather_paths
+from specdec.rounds.logprobs import RecordedLogprobs
+from specdec.rounds.results import Results
+from specdec.rounds.share_rows import share_rows
+from specdec.rounds.state import RequestState
+from specdec.rounds.step_sizes import Step
+from specdec.rounds.upload import upload
 from specdec.sampler.sampler import Sampler
-from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.commit import accept_and_commit, commit_prompts
-from specdec.stepping.commit_tree import TreeRows, commit_trees
-from specdec.stepping.fill import Interval, fill_prompts, fill_round
-from specdec.stepping.fill_tree import fill_tree
-from specdec.stepping.gather_paths import gather_paths
-from specdec.stepping.logprobs import RecordedLogprobs
-from specdec.stepping.results import Results
-from specdec.stepping.share_rows import share_rows
-from specdec.stepping.state import RequestState
-from specdec.stepping.step_sizes import Step
-from specdec.stepping.upload import upload
 from specdec.target import Target
 
 # the acts, by the names of the methods below: a profile divides a step into these; no request is

@@ -18,8 +18,8 @@ from specdec.models.attention import finished_rows
 from specdec.models.llama import LlamaModel
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, TargetGraphs, init_piecewise
-from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.step_sizes import Step
+from specdec.rounds.buffers import StepBuffers
+from specdec.rounds.step_sizes import Step
 
 # Rows of a step up to which its last layer finishes all: the GPU multiplies them while it reads the
 # weights; otherwise the host would launch the layer kernel by kernel.

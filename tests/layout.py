@@ -27,7 +27,7 @@ HOST = ("specdec.arguments", "specdec.sizes")
 DESCRIBED = ("specdec.arguments", "specdec.described")
 STEPPING = (*(*HOST, "specdec.requests", "specdec.scheduling.work", "specdec.kernels", "graphs"),)
 MODEL = ("specdec.sizes", "specdec.kernels", "graphs", "weights")
-STEP = (*STEPPING, "specdec.models", "specdec.stepping", "specdec.sampler", "specdec.passes")
+STEP = (*STEPPING, "specdec.models", "specdec.rounds", "specdec.sampler", "specdec.passes")
 STORY = (
     *STEP,
     "specdec.step",
@@ -96,7 +96,7 @@ ROWS: dict[str, Row] = {
     ),
     "specdec.guided.step_masks": Row(
         (
-            *("specdec.requests", "specdec.scheduling.work", "specdec.stepping"),
+            *("specdec.requests", "specdec.scheduling.work", "specdec.rounds"),
             "specdec.guided.mask_threads",
         ),
         ("numpy",),
@@ -104,10 +104,10 @@ ROWS: dict[str, Row] = {
     "specdec.kernels": Row(third=("torch", "triton")),
     "specdec.kernels.compilations": Row(("specdec.kernels", "weights.bars"), ("torch", "triton")),
     "specdec.models": Row(MODEL, ("torch",)),
-    "specdec.stepping": Row(STEPPING, ("torch", "numpy")),
-    "specdec.sampler": Row((*STEPPING, "specdec.stepping", "specdec.models"), ("torch",)),
+    "specdec.rounds": Row(STEPPING, ("torch", "numpy")),
+    "specdec.sampler": Row((*STEPPING, "specdec.rounds", "specdec.models"), ("torch",)),
     "specdec.passes": Row(
-        (*STEPPING, "specdec.stepping", "specdec.models", "specdec.config"), ("torch",)
+        (*STEPPING, "specdec.rounds", "specdec.models", "specdec.config"), ("torch",)
     ),
     "specdec.target": Row(STEP, ("torch",)),
     "specdec.draft": Row(STEP, ("torch",)),

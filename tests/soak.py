@@ -19,10 +19,10 @@ from specdec import LLM
 from specdec.engine import Engine
 from specdec.requests.intake import NewRequest
 from specdec.requests.request import Request
+from specdec.rounds.results import PendingResult
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import TreeShape
-from specdec.stepping.results import PendingResult
 from tests.random_requests import Limits, Plan, plan_requests
 from tests.shared_rows import ROUND_COSTS, at_random, rows_are_shared
 

@@ -44,8 +44,8 @@ def test_late_imports_are_allowed_in_files_that_exist():
         ("specdec/requests/a.py", "import transformers", "may not import transformers"),
         (
             "specdec/scheduling/a.py",
-            "from specdec.stepping.state import X",
-            "may not import specdec.stepping",
+            "from specdec.rounds.state import X",
+            "may not import specdec.rounds",
         ),
         (
             "specdec/models/a.py",

@@ -23,9 +23,9 @@ from specdec.guided.mask_threads import MaskThreads, Walk
 from specdec.requests.draft_tree import leaf_paths
 from specdec.requests.request import Request
 from specdec.requests.structured_outputs import Guide
+from specdec.rounds.results import PendingResult
+from specdec.rounds.step_sizes import RowMasks
 from specdec.scheduling.work import Work
-from specdec.stepping.results import PendingResult
-from specdec.stepping.step_sizes import RowMasks
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from specdec.kernels.attention.query_rows import Paths, QueryRows, TilePlan, pla
 from specdec.kernels.attention.splits import num_splits
 from specdec.kernels.invariant import ROWS
 from specdec.models.attention import AttentionMetadata
-from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.fill import Interval
-from specdec.stepping.state import RequestState
-from specdec.stepping.step_sizes import Step
-from specdec.stepping.upload import upload
+from specdec.rounds.buffers import StepBuffers
+from specdec.rounds.fill import Interval
+from specdec.rounds.state import RequestState
+from specdec.rounds.step_sizes import Step
+from specdec.rounds.upload import upload
 
 MOST_KEPT = 1024  # shapes of rows whose prepared kernels are kept
 

@@ -35,8 +35,8 @@ from graphs.protocol import GraphBackend
 from graphs.sizes import CaptureSizes, capture_sizes
 from specdec.config import GraphConfig
 from specdec.passes.captured import plain_sizes, request_sizes, shared_shapes, tree_sizes
+from specdec.rounds.step_sizes import BEST_CHAINS, Passes, Proposal
 from specdec.sizes import EngineSizes
-from specdec.stepping.step_sizes import BEST_CHAINS, Passes, Proposal
 
 Captures = Sequence[tuple[CudaGraphManager, MakeForward]]  # what is captured, and how it is made
 

@@ -1,4 +1,4 @@
-"""What the device has to know of a request: its state row (stepping/state.py) at the start, in host
+"""What the device has to know of a request: its state row (rounds/state.py) at the start, in host
 numbers, and the parts of sampling that it needs.
 """
 

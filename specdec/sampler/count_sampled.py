@@ -5,7 +5,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.overlap import begin
-from specdec.stepping.state import RequestState
+from specdec.rounds.state import RequestState
 
 
 def count_sampled(

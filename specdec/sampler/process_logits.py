@@ -11,8 +11,8 @@ from torch import Tensor
 from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.overlap import begin
 from specdec.requests.row_start import SamplingFlags
+from specdec.rounds.state import RequestState
 from specdec.sampler.processors import DecidedRows, process
-from specdec.stepping.state import RequestState
 
 BLOCK = 2048
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from specdec.requests.row_start import SamplingFlags
+from specdec.rounds.state import RequestState
 from specdec.sizes import MAX_BAD_WORD_LENGTH
-from specdec.stepping.state import RequestState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

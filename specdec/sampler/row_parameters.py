@@ -16,7 +16,7 @@ from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.choose_token import NoiseKeys
 from specdec.kernels.overlap import begin
 from specdec.kernels.support_floor import Limits
-from specdec.stepping.state import RequestState
+from specdec.rounds.state import RequestState
 
 
 class TextPositions(NamedTuple):

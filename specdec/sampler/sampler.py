@@ -4,7 +4,7 @@ greedy:  the target's best token after each row, found as the head's tiles are c
 exact:   the best token with noise for each row
 rejection, block: p/q, by the probabilities of target and draft (accept.py)
 
-In the first two cases a draft is accepted if it equals the target's token: stepping/commit.py
+In the first two cases a draft is accepted if it equals the target's token: rounds/commit.py
 compares them. With p/q `_accept_by_pq` decides here how many drafts are accepted and hands the
 number to the commit; target_tokens then holds the accepted drafts and the token drawn after them.
 For requests that are not greedy, the head's logits go through processors, floor and noise, kernel
@@ -24,22 +24,22 @@ from specdec.kernels.mask_rows import mask_rows
 from specdec.kernels.support_floor import support_floor
 from specdec.kernels.tiles import empty_rows
 from specdec.models.llama import LlamaModel
-from specdec.sampler.accept import RULES, Decision, Drafted
-from specdec.sampler.count_sampled import count_sampled
-from specdec.sampler.process_logits import process_logits
-from specdec.sampler.processors import DecidedRows
-from specdec.sampler.row_parameters import TextPositions, row_parameters
-from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.logprobs import (
+from specdec.rounds.buffers import StepBuffers
+from specdec.rounds.logprobs import (
     ROWS_AT_ONCE,
     RecordedLogprobs,
     StepLogprobs,
     joined,
     logprobs_of,
 )
-from specdec.stepping.state import RequestState
-from specdec.stepping.step_sizes import Step
-from specdec.stepping.upload import uploaded
+from specdec.rounds.state import RequestState
+from specdec.rounds.step_sizes import Step
+from specdec.rounds.upload import uploaded
+from specdec.sampler.accept import RULES, Decision, Drafted
+from specdec.sampler.count_sampled import count_sampled
+from specdec.sampler.process_logits import process_logits
+from specdec.sampler.processors import DecidedRows
+from specdec.sampler.row_parameters import TextPositions, row_parameters
 
 
 @dataclass(eq=False)

@@ -19,11 +19,11 @@ from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.tile_shapes import ROW_CLASSES
 from specdec.requests.row_start import EVERYTHING, GREEDY, RowStart, SamplingFlags
+from specdec.rounds.step_sizes import RowMasks, Step
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes, TreeShape
 from specdec.step import Acts
-from specdec.stepping.step_sizes import RowMasks, Step
 
 DRAWN = SamplingFlags(noise=True, floor=True)
 FLAGS = (

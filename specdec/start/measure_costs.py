@@ -13,6 +13,7 @@ from dataclasses import replace
 from specdec.kernels.compilations import compiling_is_expected
 from specdec.kernels.tile_shapes import PARALLEL_ROWS, row_class
 from specdec.requests.row_start import GREEDY, RowStart
+from specdec.rounds.step_sizes import Step
 from specdec.runner import Runner
 from specdec.scheduling.step_costs import (
     LEAST_PROMPT_ROWS,
@@ -31,7 +32,6 @@ from specdec.start.step_times import (
     compute_and_launch_ms,
     of_classes,
 )
-from specdec.stepping.step_sizes import Step
 
 logger = logging.getLogger("specdec")
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from specdec.kernels.tile_shapes import row_class
+from specdec.rounds.step_sizes import Step
 from specdec.runner import Runner
 from specdec.scheduling.step_costs import Measured, StepCosts
 from specdec.step import Acts
-from specdec.stepping.step_sizes import Step
 
 FEW_ROWS = 64  # a step of more takes long enough that one run tells
 

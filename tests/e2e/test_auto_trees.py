@@ -16,13 +16,13 @@ from graphs.tape.backend import TapeBackend
 from specdec import LLM, SamplingParams, sizes
 from specdec.feedback import _chains_in_trees
 from specdec.requests.metrics import Counter
+from specdec.rounds.results import StepResult
 from specdec.scheduling.round_history import IMPROBABLE
 from specdec.scheduling.row_planner import RoundPlan
 from specdec.scheduling.step_costs import RoundCosts
 from specdec.sizes import BLOCK_SIZE, TreeShape
 from specdec.start import load
 from specdec.start.speculation import AUTO_TREE
-from specdec.stepping.results import StepResult
 from tests.e2e.caches import cache_rows, poison_nodes
 from tests.shared_rows import at_random, rows_are_shared
 from tests.soak import soak

@@ -14,12 +14,12 @@ import torch
 from specdec import draft
 from specdec.kernels.gumbel import uniform_ref
 from specdec.requests.row_start import RowStart, SamplingFlags, SamplingStart
+from specdec.rounds.propose import propose_sampled
 from specdec.runner import Runner
 from specdec.sampler import sampler as choice
 from specdec.sampler.sampler import scaled_in_support
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes
-from specdec.stepping.propose import propose_sampled
 from tests.specdec.tiny_pair import changed, on_disk, random_draft
 from tests.weights.tiny import eagle3_config, tiny_target
 

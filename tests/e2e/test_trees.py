@@ -8,8 +8,8 @@ from specdec import LLM, SamplingParams
 from specdec.kernels import move_slots
 from specdec.kernels.attention import launch, launch_plan
 from specdec.kernels.attention.wide_walk import WideWalk
+from specdec.rounds import commit_tree, fill_tree, gather_paths, grow_tree
 from specdec.sampler import process_logits, row_parameters
-from specdec.stepping import commit_tree, fill_tree, gather_paths, grow_tree
 from tests.e2e.caches import cache_rows, poison_nodes
 from tests.naive_eagle import borrow, read_draft
 from tests.naive_tree import GREEDY, Sampling, Shape, TreeDecoding

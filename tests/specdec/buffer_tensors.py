@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from specdec.stepping.buffers import StepBuffers
+from specdec.rounds.buffers import StepBuffers
 
 
 def buffer_tensors(buffers: StepBuffers) -> dict[str, Tensor]:

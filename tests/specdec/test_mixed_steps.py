@@ -11,10 +11,10 @@ from specdec.config import GraphConfig
 from specdec.kernels.attention.query_rows import QueryRows
 from specdec.passes import contexts
 from specdec.requests.row_start import EVERYTHING, GREEDY, RowStart, SamplingFlags, SamplingStart
+from specdec.rounds.results import StepResult
+from specdec.rounds.state import RequestState
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
-from specdec.stepping.results import StepResult
-from specdec.stepping.state import RequestState
 from tests.specdec.graph_walk import (
     caches,
     make_backend,

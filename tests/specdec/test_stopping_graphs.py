@@ -9,7 +9,7 @@ from specdec.draft import Draft
 from specdec.kernels.needed import need
 from specdec.sizes import TreeShape
 from tests.specdec.graph_walk import Walk, assert_same, give_oracle, make_backend, tiny, tiny_runner
-from tests.specdec.stepping.test_stop_drafting import expected_levels
+from tests.specdec.rounds.test_stop_drafting import expected_levels
 
 BATCHES = [32, 9, 1]
 SIZES = {"request_sizes": (2, 32), "token_sizes": (48,)}

@@ -26,12 +26,12 @@ from specdec.bench.trees import NEVER
 from specdec.cli import main
 from specdec.cli.bench_choices import SUITES
 from specdec.kernels.compilations import Compilations
+from specdec.rounds.results import HostWaits, PendingResult
 from specdec.scheduling.prompts import PromptRows
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import TreeShape
 from specdec.start.speculation import Drafting
 from specdec.step import PHASES
-from specdec.stepping.results import HostWaits, PendingResult
 
 TINY = shlex.split("--device cpu -k 2 --num-prompts 2 --max-tokens 8 --repeats 1 --num-rounds 2")
 

@@ -13,9 +13,9 @@ from specdec.bench.timing import steady
 from specdec.kernels import HAS_TRITON, best_token, gate_up, linear
 from specdec.kernels.backend import Backend, backend, using
 from specdec.models import layers
+from specdec.rounds import propose
 from specdec.scheduling.work import PromptPart
 from specdec.start.speculation import Drafting
-from specdec.stepping import propose
 
 CPU = torch.device("cpu")
 JOB = Job(batch=2, rows=3, context=70)  # rounds of two requests with K = 2

@@ -8,7 +8,7 @@ import pytest
 
 from specdec.guided import step_masks
 from specdec.guided.step_masks import GuidedSlot, StepMasks, row_masks
-from specdec.stepping.results import Proposals
+from specdec.rounds.results import Proposals
 
 TOKENS, PARENTS = [5, 6, 7, 8], [0, 0, 1, 1]  # leaves: 2, and 3 and 4 under 1
 

@@ -17,12 +17,12 @@ from specdec.kernels.gumbel import DRAFT
 from specdec.kernels.tile_shapes import Shape
 from specdec.kernels.tiles import cut
 from specdec.requests.row_start import RowStart
+from specdec.rounds import propose as propose_file
+from specdec.rounds.buffers import BufferSizes, StepBuffers
+from specdec.rounds.propose import DraftLevel, propose_sampled
+from specdec.rounds.start_rows import start_rows
+from specdec.rounds.state import RequestState
 from specdec.sizes import MAX_STOP_IDS
-from specdec.stepping import propose as propose_file
-from specdec.stepping.buffers import BufferSizes, StepBuffers
-from specdec.stepping.propose import DraftLevel, propose_sampled
-from specdec.stepping.start_rows import start_rows
-from specdec.stepping.state import RequestState
 from tests.specdec.kernels.by_kernel import by_kernel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

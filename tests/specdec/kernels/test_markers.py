@@ -15,15 +15,15 @@ from specdec.kernels.best_token import (
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
 from specdec.kernels.support_floor import Limits, launch_support_floor, support_floor_ref
 from specdec.requests.row_start import RowStart, SamplingFlags
+from specdec.rounds.buffers import BufferSizes, StepBuffers
+from specdec.rounds.commit import accept_and_commit, accept_and_commit_ref, commit_prompts
+from specdec.rounds.fill import Interval
+from specdec.rounds.propose import DraftLevel, launch_write_level, propose, propose_ref
+from specdec.rounds.start_rows import start_rows
+from specdec.rounds.state import RequestState
+from specdec.rounds.step_sizes import Passes, Step
 from specdec.sampler.accept import RULES
 from specdec.sampler.sampler import Sampler
-from specdec.stepping.buffers import BufferSizes, StepBuffers
-from specdec.stepping.commit import accept_and_commit, accept_and_commit_ref, commit_prompts
-from specdec.stepping.fill import Interval
-from specdec.stepping.propose import DraftLevel, launch_write_level, propose, propose_ref
-from specdec.stepping.start_rows import start_rows
-from specdec.stepping.state import RequestState
-from specdec.stepping.step_sizes import Passes, Step
 from tests.specdec.kernels.by_kernel import by_kernel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

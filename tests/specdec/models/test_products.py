@@ -8,7 +8,7 @@ from specdec.kernels import best_token, gate_up, linear
 from specdec.kernels.tables import shipped_table
 from specdec.kernels.tile_shapes import Product
 from specdec.models.products import products_of
-from specdec.stepping import propose
+from specdec.rounds import propose
 from weights.demo import demo_directory
 from weights.files.reader import Reader
 from weights.report import Log

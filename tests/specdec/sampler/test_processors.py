@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from specdec.requests.row_start import RowStart, SamplingFlags, SamplingStart
+from specdec.rounds.start_rows import start_rows
+from specdec.rounds.state import RequestState
 from specdec.sampler.count_sampled import count_sampled
 from specdec.sampler.processors import process
-from specdec.stepping.start_rows import start_rows
-from specdec.stepping.state import RequestState
 from tests.specdec.sampler.decided import uniform_rows
 
 V, Q, R = 40, 4, 5

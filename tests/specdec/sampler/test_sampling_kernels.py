@@ -12,14 +12,14 @@ from specdec.kernels.best_token import launch_write
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
 from specdec.kernels.gumbel import DRAFT, TARGET, gumbel_noise, gumbel_of_all_ref
 from specdec.requests.row_start import RowStart, SamplingFlags, SamplingStart
+from specdec.rounds.start_rows import start_rows
+from specdec.rounds.state import RequestState
 from specdec.sampler.accept import Decision
 from specdec.sampler.count_sampled import count_sampled, count_sampled_ref
 from specdec.sampler.process_logits import process_logits
 from specdec.sampler.processors import process
 from specdec.sampler.row_parameters import TextPositions, row_parameters, row_parameters_ref
 from specdec.sampler.sampler import Sampler
-from specdec.stepping.start_rows import start_rows
-from specdec.stepping.state import RequestState
 from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.sampler.decided import uniform_rows, without_padding
 

@@ -11,6 +11,7 @@ from specdec.kernels.attention.launch_plan import HeadShape
 from specdec.kernels.tile_shapes import row_class
 from specdec.passes.captured import shared_shapes
 from specdec.requests.row_start import GREEDY
+from specdec.rounds.logprobs import ROWS_AT_ONCE
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes
 from specdec.start.compile_ahead import (
@@ -23,7 +24,6 @@ from specdec.start.compile_ahead import (
     samplings,
     shared_rounds,
 )
-from specdec.stepping.logprobs import ROWS_AT_ONCE
 from tests.shared_rows import rows_are_shared
 
 

@@ -16,11 +16,11 @@ import torch
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.overlap import begin
+from specdec.rounds.buffers import StepBuffers
+from specdec.rounds.state import RequestState
+from specdec.rounds.upload import upload_all
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import BLOCK_SIZE
-from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.state import RequestState
-from specdec.stepping.upload import upload_all
 
 
 class Interval(NamedTuple):

@@ -11,25 +11,25 @@ from specdec.kernels.gumbel import TARGET
 from specdec.kernels.linear import Sums
 from specdec.kernels.norms import add
 from specdec.requests.row_start import RowStart
-from specdec.scheduling.work import PromptPart
-from specdec.sizes import MAX_STOP_IDS
-from specdec.stepping.buffers import CONFIDENCE_ONE, BufferSizes, StepBuffers
-from specdec.stepping.commit import (
+from specdec.rounds.buffers import CONFIDENCE_ONE, BufferSizes, StepBuffers
+from specdec.rounds.commit import (
     accept_and_commit,
     accept_and_commit_ref,
     commit_prompts,
     commit_prompts_ref,
 )
-from specdec.stepping.fill import Interval, fill_prompts, fill_round, fill_round_ref
-from specdec.stepping.propose import (
+from specdec.rounds.fill import Interval, fill_prompts, fill_round, fill_round_ref
+from specdec.rounds.propose import (
     DraftLevel,
     launch_write_level,
     propose,
     propose_ref,
     write_level_ref,
 )
-from specdec.stepping.start_rows import start_rows
-from specdec.stepping.state import RequestState
+from specdec.rounds.start_rows import start_rows
+from specdec.rounds.state import RequestState
+from specdec.scheduling.work import PromptPart
+from specdec.sizes import MAX_STOP_IDS
 from tests.specdec.buffer_tensors import buffer_tensors
 from tests.specdec.kernels.by_kernel import by_kernel
 

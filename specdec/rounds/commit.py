@@ -16,9 +16,9 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.overlap import begin
-from specdec.stepping.buffers import CONFIDENCE_ONE, StepBuffers
-from specdec.stepping.fill import Interval
-from specdec.stepping.state import RequestState
+from specdec.rounds.buffers import CONFIDENCE_ONE, StepBuffers
+from specdec.rounds.fill import Interval
+from specdec.rounds.state import RequestState
 
 
 def accept_and_commit(

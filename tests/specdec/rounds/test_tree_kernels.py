@@ -16,22 +16,22 @@ from specdec.kernels.choose_token import NoiseKeys
 from specdec.kernels.gumbel import TARGET
 from specdec.kernels.move_slots import move_slots, move_slots_ref
 from specdec.requests.row_start import RowStart
-from specdec.sampler import row_parameters
-from specdec.sizes import TreeShape
-from specdec.stepping import gather_paths
-from specdec.stepping.buffers import BufferSizes, StepBuffers
-from specdec.stepping.commit_tree import TreeRows, launch_walk_trees, walk_trees_ref
-from specdec.stepping.fill_tree import fill_tree, fill_tree_ref
-from specdec.stepping.gather_paths import launch_move_prompts, move_prompts_ref
-from specdec.stepping.grow_tree import (
+from specdec.rounds import gather_paths
+from specdec.rounds.buffers import BufferSizes, StepBuffers
+from specdec.rounds.commit_tree import TreeRows, launch_walk_trees, walk_trees_ref
+from specdec.rounds.fill_tree import fill_tree, fill_tree_ref
+from specdec.rounds.gather_paths import launch_move_prompts, move_prompts_ref
+from specdec.rounds.grow_tree import (
     TreeLevel,
     add_children_ref,
     keep_nodes_ref,
     launch_add_children,
     launch_keep_nodes,
 )
-from specdec.stepping.start_rows import start_rows
-from specdec.stepping.state import RequestState
+from specdec.rounds.start_rows import start_rows
+from specdec.rounds.state import RequestState
+from specdec.sampler import row_parameters
+from specdec.sizes import TreeShape
 from tests.specdec.buffer_tensors import buffer_tensors
 from tests.specdec.kernels.by_kernel import by_kernel
 
@@ -400,7 +400,7 @@ def test_move_slots(device, G, C):
 def test_they_compile_without_a_gpu():
     """In a process without the interpreter, for which kernels are something else."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.specdec.stepping.compile_trees"]
+    command = [sys.executable, "-m", "tests.specdec.rounds.compile_trees"]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(set(done.stdout.split())) == 11

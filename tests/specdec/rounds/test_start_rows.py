@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from specdec.requests.row_start import RowStart, SamplingStart
+from specdec.rounds import start_rows as module
+from specdec.rounds.start_rows import launch_start_rows, start_rows, start_rows_ref
+from specdec.rounds.state import RequestState
 from specdec.sizes import MAX_STOP_IDS
-from specdec.stepping import start_rows as module
-from specdec.stepping.start_rows import launch_start_rows, start_rows, start_rows_ref
-from specdec.stepping.state import RequestState
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 M = 300  # places in the block table: more than a program writes at once

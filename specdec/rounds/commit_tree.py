@@ -17,10 +17,10 @@ from torch import Tensor
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.move_slots import move_slots
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.rounds.buffers import CONFIDENCE_ONE, StepBuffers
+from specdec.rounds.state import RequestState
+from specdec.rounds.tree import walk
 from specdec.sizes import BLOCK_SIZE
-from specdec.stepping.buffers import CONFIDENCE_ONE, StepBuffers
-from specdec.stepping.state import RequestState
-from specdec.stepping.tree import walk
 
 
 class TreeRows(NamedTuple):

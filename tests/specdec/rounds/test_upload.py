@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.stepping.upload import Staging, upload, upload_all
+from specdec.rounds.upload import Staging, upload, upload_all
 
 
 class Stream:

@@ -29,10 +29,10 @@ from specdec.kernels.best_token import (
 from specdec.kernels.choose_token import NoiseKeys, launch_choices, noisy_ref
 from specdec.kernels.linear import linear_ref
 from specdec.kernels.overlap import begin
+from specdec.rounds.buffers import StepBuffers
+from specdec.rounds.state import RequestState
+from specdec.rounds.stop_drafting import count_drafting, decide, decide_ref, drafting_ref
 from specdec.sizes import BLOCK_SIZE
-from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.state import RequestState
-from specdec.stepping.stop_drafting import count_drafting, decide, decide_ref, drafting_ref
 
 # clamps probabilities to here and 1 - this before the logit, as the calibration does
 LEAST_CONFIDENCE = 1e-4

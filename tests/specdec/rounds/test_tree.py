@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from specdec.rounds.tree import ROOT, best, kept_nodes, log_probs, paths, perturbed, walk
 from specdec.sizes import TreeShape
-from specdec.stepping.tree import ROOT, best, kept_nodes, log_probs, paths, perturbed, walk
 
 INF = math.inf
 

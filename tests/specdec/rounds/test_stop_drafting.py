@@ -8,22 +8,22 @@ import torch
 
 from specdec.config import MOST_SEQS
 from specdec.kernels import jit, tl
-from specdec.sizes import TreeShape
-from specdec.stepping.fill import fill_round, fill_round_ref
-from specdec.stepping.fill_tree import fill_tree, fill_tree_ref
-from specdec.stepping.grow_tree import (
+from specdec.rounds.fill import fill_round, fill_round_ref
+from specdec.rounds.fill_tree import fill_tree, fill_tree_ref
+from specdec.rounds.grow_tree import (
     TreeLevel,
     add_children_ref,
     keep_nodes_ref,
     launch_add_children,
     launch_keep_nodes,
 )
-from specdec.stepping.propose import DraftLevel, propose, propose_ref
-from specdec.stepping.stop_drafting import decide, decide_ref
-from specdec.stepping.tree import kept_nodes
+from specdec.rounds.propose import DraftLevel, propose, propose_ref
+from specdec.rounds.stop_drafting import decide, decide_ref
+from specdec.rounds.tree import kept_nodes
+from specdec.sizes import TreeShape
 from tests.specdec.kernels.by_kernel import by_kernel
-from tests.specdec.stepping import test_round_kernels as chains
-from tests.specdec.stepping import test_tree_kernels as trees
+from tests.specdec.rounds import test_round_kernels as chains
+from tests.specdec.rounds import test_tree_kernels as trees
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 MAX_LEN = trees.MAX_LEN

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from specdec.stepping.commit import accept_equal
+from specdec.rounds.commit import accept_equal
 
 
 @pytest.mark.parametrize(

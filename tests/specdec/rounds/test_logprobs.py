@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.stepping.logprobs import ROWS_RANKED, logprobs_of
+from specdec.rounds.logprobs import ROWS_RANKED, logprobs_of
 
 VOCAB_SIZE = 300
 

@@ -7,8 +7,8 @@ Letters: R state rows, K draft tokens, N rows of a tree, M blocks per request.
 import torch
 from torch import Tensor
 
+from specdec.rounds.sampling_rows import SamplingRows
 from specdec.sizes import BLOCK_SIZE, MAX_STOP_IDS
-from specdec.stepping.sampling_rows import SamplingRows
 
 
 class RequestState:

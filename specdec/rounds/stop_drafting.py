@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, tl
-from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.state import RequestState
+from specdec.rounds.buffers import StepBuffers
+from specdec.rounds.state import RequestState
 
 
 @jit

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.rounds.tree_buffers import TreeBuffers
+from specdec.rounds.upload import upload
 from specdec.sizes import TreeShape
-from specdec.stepping.tree_buffers import TreeBuffers
-from specdec.stepping.upload import upload
 
 CONFIDENCE_ONE = 1 << 24  # of a probability as an integer; that of a live draft is at least 1
 
@@ -101,7 +101,7 @@ class StepBuffers:
         self.draft_positions = integers(L)  # [B] of the seed, then the next row; 0 = padding
         self.draft_slots = integers(L)  # [B] its cache slot, -1 = padding
         self.draft_tokens = integers(B, K)  # [B, K] chains proposed in this step; 0 = padding
-        # where the draft may stop early; see stepping/stop_drafting.py
+        # where the draft may stop early; see rounds/stop_drafting.py
         self.draft_levels = integers(B)  # [B] drafted so far, of trees
         self.num_going = integers(1)  # [1] slots that draft the next level; 0: all have stopped
         self.votes = integers(1)  # [1] 0 between launches

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.overlap import begin
+from specdec.rounds.buffers import StepBuffers
+from specdec.rounds.state import RequestState
+from specdec.rounds.tree import paths
+from specdec.rounds.tree_buffers import TreeBuffers
 from specdec.sizes import BLOCK_SIZE
-from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.state import RequestState
-from specdec.stepping.tree import paths
-from specdec.stepping.tree_buffers import TreeBuffers
 
 
 def fill_tree(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from specdec.requests.row_start import SamplingStart
+from specdec.rounds.upload import upload
 from specdec.sizes import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS
-from specdec.stepping.upload import upload
 
 
 class SamplingRows:

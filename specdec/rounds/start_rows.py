@@ -12,9 +12,9 @@ from torch import Tensor
 from specdec.kernels import jit, launch_options, pick, tl
 from specdec.kernels.overlap import begin
 from specdec.requests.row_start import RowStart
+from specdec.rounds.state import RequestState
+from specdec.rounds.upload import uploaded
 from specdec.sizes import MAX_STOP_IDS
-from specdec.stepping.state import RequestState
-from specdec.stepping.upload import uploaded
 
 # columns of a request that starts: its row, K, and position from which stop ids may be drawn; the
 # integers and the bits of the floats of SamplingRows; stop ids; then its blocks

@@ -26,11 +26,11 @@ from specdec.kernels.best_children import (
 )
 from specdec.kernels.choose_token import noise_ref
 from specdec.kernels.overlap import begin, let_the_next_start, wait_for_inputs
-from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.state import RequestState
-from specdec.stepping.stop_drafting import count_drafting, decide, decide_ref, drafting_ref
-from specdec.stepping.tree import ROOT, best, depths, kept_nodes, log_probs, perturbed
-from specdec.stepping.tree_buffers import TreeBuffers
+from specdec.rounds.buffers import StepBuffers
+from specdec.rounds.state import RequestState
+from specdec.rounds.stop_drafting import count_drafting, decide, decide_ref, drafting_ref
+from specdec.rounds.tree import ROOT, best, depths, kept_nodes, log_probs, perturbed
+from specdec.rounds.tree_buffers import TreeBuffers
 
 KEEP_BLOCK, KEEP_STEP = 128, 64  # candidates that are ranked at a time, and against how many
 RANKED = 64  # nodes of a level against which others are ranked at a time

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.stepping.buffers import BufferSizes, StepBuffers
-from specdec.stepping.share_rows import share_rows, share_rows_ref
-from specdec.stepping.state import RequestState
+from specdec.rounds.buffers import BufferSizes, StepBuffers
+from specdec.rounds.share_rows import share_rows, share_rows_ref
+from specdec.rounds.state import RequestState
 from tests.specdec.kernels.by_kernel import by_kernel
 
 K = 4

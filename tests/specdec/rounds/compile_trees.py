@@ -2,7 +2,7 @@
 
 Prints each as it is done.
 
-python -m tests.specdec.stepping.compile_trees
+python -m tests.specdec.rounds.compile_trees
 
 The interpreter lets pass what the compiler does not, such as a name of two types in two loops.
 """
@@ -14,8 +14,8 @@ import torch
 
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import best_children, move_slots, triton
+    from specdec.rounds import commit_tree, fill, fill_tree, gather_paths, grow_tree, propose
     from specdec.sampler import process_logits
-    from specdec.stepping import commit_tree, fill, fill_tree, gather_paths, grow_tree, propose
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource

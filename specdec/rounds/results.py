@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.stepping.buffers import CONFIDENCE_ONE, StepBuffers
-from specdec.stepping.logprobs import RecordedLogprobs, StepLogprobs
-from specdec.stepping.send import sender
+from specdec.rounds.buffers import CONFIDENCE_ONE, StepBuffers
+from specdec.rounds.logprobs import RecordedLogprobs, StepLogprobs
+from specdec.rounds.send import sender
 
 NUM_SLOTS = 4  # steps whose results may be on their way at a time
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.stepping.send import AT_ONCE, kernel_sender, twin_sender
+from specdec.rounds.send import AT_ONCE, kernel_sender, twin_sender
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 WIDTH = 8

@@ -11,8 +11,8 @@ import torch
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.overlap import begin
-from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.state import RequestState
+from specdec.rounds.buffers import StepBuffers
+from specdec.rounds.state import RequestState
 
 LEVEL_BITS, SLOT_BITS = 6, 13
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.stepping.buffers import BufferSizes, StepBuffers
+from specdec.rounds.buffers import BufferSizes, StepBuffers
 from tests.specdec.buffer_tensors import buffer_tensors
 
 ZERO = {"input_ids", "positions", "num_valid", "last_token_indices", "draft_input_ids"}

@@ -4,8 +4,8 @@ import torch
 
 from specdec.kernels import jit, launch_options, pick, tl
 from specdec.kernels.overlap import begin
-from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.commit_tree import TreeRows
+from specdec.rounds.buffers import StepBuffers
+from specdec.rounds.commit_tree import TreeRows
 
 AT_ONCE = 1024  # rows that the kernel moves in an iteration
 

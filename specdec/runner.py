@@ -263,7 +263,7 @@ class Runner:
             device=self.device,
             vocab_size=target.config.vocab_size,
             draft_vocab_size=draft_vocab_size,
-            has_probs=self._has_probs,
+            has_probs=self._has_probs or sizes.tree is not None,
             may_stop=self.threshold is not None,
             num_nodes=0 if sizes.tree is None else sizes.tree.num_nodes,
         )

@@ -23,8 +23,7 @@ One forward takes the rows of all:
                                                          where trees were verified
     prefill_draft  aux_hidden_states, draft_input_ids,   draft KV, draft_hidden, first proposals
                    last_token_indices, draft_positions
-    decode_draft   draft_hidden, draft_last_tokens       draft KV, state.draft_tokens, of trees
-                                                         state.draft_nodes (with K = 1
+    decode_draft   draft_hidden, draft_last_tokens       draft KV, state.draft_tokens (with K = 1
                                                          prefill_draft writes them)
     send_proposals buffers.draft_tokens, or those of     pinned host memory, with guided requests
                    buffers.tree

@@ -42,13 +42,14 @@ def accept_and_commit(
     N = buffers.sampled_tokens.shape[1]
     rows = buffers.results, buffers.draft_input_ids, buffers.last_token_indices
     drafts = buffers.draft_tokens, buffers.draft_positions, buffers.draft_slots
-    progress = state.num_computed_tokens, state.last_sampled_tokens, state.num_live_drafts
+    progress = state.num_computed_tokens, state.last_sampled_tokens, state.num_nodes
     verified = buffers.target_tokens, buffers.positions, buffers.input_ids, buffers.num_valid
     slots = buffers.verify_start_loc, buffers.sample_mapping, buffers.pq_accepted
     _accept_and_commit_kernel[(num_reqs,)](
         *(*rows, *drafts, *progress, state.draft_confidences, *verified, *slots),
         len(state.num_computed_tokens) - 1,
         buffers.results.shape[1],
+        state.draft_tokens.shape[1],
         Q=query_len,
         N=N,
         N_PADDED=next_power_of_2(N),
@@ -74,7 +75,7 @@ def _accept_and_commit_kernel(
     num_computed_ptr,  # [R + 1]
     last_sampled_ptr,  # [R + 1]
     num_live_ptr,  # [R + 1], with KEEPS_PROBS
-    confidences_ptr,  # [R + 1, N - 1], with KEEPS_PROBS
+    confidences_ptr,  # [R + 1, X], with KEEPS_PROBS
     target_ptr,  # [T]
     row_positions_ptr,  # [T] positions
     input_ids_ptr,  # [T]
@@ -84,6 +85,7 @@ def _accept_and_commit_kernel(
     pq_accepted_ptr,  # [B]
     R,
     WIDTH,
+    X,
     Q: tl.constexpr,
     N: tl.constexpr,
     N_PADDED: tl.constexpr,
@@ -121,7 +123,7 @@ def _accept_and_commit_kernel(
     tl.store(out + 2 * N, tl.maximum(num_valid - 1, 0))
     if KEEPS_PROBS:
         live = i < tl.load(num_live_ptr + row)
-        at = confidences_ptr + row * (N - 1) + i
+        at = confidences_ptr + row * X + i
         is_kept = (i + 1 < N) & live & is_real
         confidence = tl.load(at, mask=is_kept, other=0.0)
         scaled = tl.maximum((confidence * ONE).to(tl.int64), 1)
@@ -174,12 +176,12 @@ def accept_and_commit_ref(
     buffers.num_verified[:B] = (buffers.num_valid[:B] - 1).clamp(min=0)
     K = buffers.confidences.shape[1]
     if K > 0:
-        is_live_BK = torch.arange(K, device=row_B.device) < state.num_live_drafts[row_B, None]
+        is_live_BK = torch.arange(K, device=row_B.device) < state.num_nodes[row_B, None]
         is_kept_BK = is_live_BK & is_real_B[:, None]
-        kept_BK = torch.where(is_kept_BK, state.draft_confidences[row_B], 0)
+        kept_BK = torch.where(is_kept_BK, state.draft_confidences[row_B, :K], 0)
         scaled_BK = (kept_BK * CONFIDENCE_ONE).long().clamp(min=1)
         buffers.confidences[:B] = torch.where(is_kept_BK, scaled_BK, 0)
-        state.num_live_drafts[row_B] = 0
+        state.num_nodes[row_B] = 0
     buffers.draft_tokens[:B] = 0
     buffers.draft_slots[:B][~is_real_B] = -1
     ids_BQ = torch.where(is_real_B[:, None], target_BQ.clamp(min=0), 0)
@@ -216,7 +218,7 @@ def commit_prompts(
         commit_prompts_ref(buffers, state, batch_slots, rows)
         return
     drafts = buffers.draft_input_ids, buffers.draft_tokens, buffers.draft_positions
-    progress = state.num_computed_tokens, state.last_sampled_tokens, state.num_live_drafts
+    progress = state.num_computed_tokens, state.last_sampled_tokens, state.num_nodes
     chosen = buffers.target_tokens, buffers.positions, buffers.draft_sample_slots
     slots = buffers.last_token_indices, buffers.sample_mapping
     R, WIDTH = len(state.num_computed_tokens) - 1, buffers.results.shape[1]
@@ -293,7 +295,7 @@ def commit_prompts_ref(
     position_B = buffers.positions[last_B]
     buffers.draft_positions[here] = torch.where(row_B < 0, 0, position_B)
     state.num_computed_tokens[row_B] = position_B + 1
-    state.num_live_drafts[row_B] = 0
+    state.num_nodes[row_B] = 0
     # padding points at row 0, which may be another slot's: it adds nothing to it
     change_B = torch.where(is_drawn_B, token_B - known_B, 0)
     buffers.draft_input_ids.index_add_(0, last_B, change_B)

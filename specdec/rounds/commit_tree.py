@@ -60,8 +60,8 @@ def launch_walk_trees(
     seeds = buffers.draft_input_ids, buffers.last_token_indices
     drafts = buffers.draft_tokens, buffers.draft_positions, buffers.draft_slots
     paths = tree.walked, tree.path_sources, tree.moved_from, tree.moved_to
-    progress = state.num_computed_tokens, state.last_sampled_tokens, state.num_live_drafts
-    kept = state.node_probs, state.sampling.history
+    progress = state.num_computed_tokens, state.last_sampled_tokens, state.num_nodes
+    kept = state.draft_probs, state.sampling.history
     verified = buffers.target_tokens, buffers.input_ids, buffers.sample_states, tree.parents
     slots = buffers.sample_mapping, state.block_table
     R, M = state.block_table.shape
@@ -102,7 +102,7 @@ def _walk_trees_kernel(
     num_computed_ptr,  # [R + 1]
     last_sampled_ptr,  # [R + 1]
     num_live_ptr,  # [R + 1]
-    probs_ptr,  # [R + 1, X] node_probs
+    probs_ptr,  # [R + 1, X] draft_probs
     history_ptr,  # [R + 1, P], with HAS_WORDS
     target_ptr,  # [T]
     input_ids_ptr,  # [T]
@@ -226,7 +226,7 @@ def walk_trees_ref(
         column[:B, :Q] = value_BQ
     buffers.num_accepted[:B] = accepted_B
     tree.num_verified[:B] = is_node_BN.sum(dim=1)
-    prob_BX = state.node_probs[buffers.sample_mapping[:B], : N - 1]
+    prob_BX = state.draft_probs[buffers.sample_mapping[:B], : N - 1]
     scaled_BX = (prob_BX * CONFIDENCE_ONE).long().clamp(min=1)
     found = (
         (tree.verified_nodes, tokens_BN[:, 1:], 0),
@@ -245,7 +245,7 @@ def walk_trees_ref(
     state.num_computed_tokens[row_B] = seed_B + 1
     last_B1 = chosen_BQ.gather(1, accepted_B[:, None])
     state.last_sampled_tokens[row_B] = last_B1[:, 0].clamp(min=0)
-    state.num_live_drafts[row_B] = 0
+    state.num_nodes[row_B] = 0
     # the levels of a chain may be padded further than the pass before them
     buffers.draft_tokens[:B] = 0
     buffers.draft_slots[:B].masked_fill_(row_B < 0, -1)

@@ -108,7 +108,7 @@ def fill_round(
     draft_rows = buffers.verify_start_loc, buffers.draft_input_ids
     slots = buffers.idx_mapping, buffers.rows_per_slot
     progress = state.last_sampled_tokens, state.draft_tokens, state.num_computed_tokens
-    bounds = state.num_draft_tokens, state.num_live_drafts, state.block_table
+    bounds = state.num_draft_tokens, state.num_nodes, state.block_table
     R, M = state.block_table.shape
     sizes = R - 1, M, max_model_len, state.draft_tokens.shape[1], num_reqs, shared_rows
     _fill_round_kernel[(num_reqs + (shared_rows > 0),)](
@@ -137,7 +137,7 @@ def _fill_round_kernel(
     idx_ptr,  # [B]
     rows_per_slot_ptr,  # [B], with SHARES
     last_sampled_ptr,  # [R + 1]
-    drafts_ptr,  # [R + 1, K]
+    drafts_ptr,  # [R + 1, X]
     num_computed_ptr,  # [R + 1]
     num_drafts_ptr,  # [R + 1]
     num_live_ptr,  # [R + 1], with MAY_STOP
@@ -145,7 +145,7 @@ def _fill_round_kernel(
     R,
     M,
     max_model_len,
-    K,
+    X,
     B,
     shared_rows,
     Q: tl.constexpr,
@@ -185,7 +185,7 @@ def _fill_round_kernel(
         most = tl.minimum(most, tl.load(num_live_ptr + row))
     last = tl.where(idx < 0, -1, tl.minimum(most, count - 1))
     is_valid = (i <= last) & (position < max_model_len)
-    draft = tl.load(drafts_ptr + row * K + i - 1, mask=(i > 0) & is_valid, other=0)
+    draft = tl.load(drafts_ptr + row * X + i - 1, mask=(i > 0) & is_valid, other=0)
     token = tl.where(i == 0, tl.load(last_sampled_ptr + row), draft)
     block = tl.load(block_table_ptr + row * M + position // S, mask=is_valid, other=0)
     at = first + i
@@ -222,7 +222,7 @@ def fill_round_ref(
     position_T = state.num_computed_tokens[row_T] + i_T
     most_R = state.num_draft_tokens
     if state.may_stop:
-        most_R = torch.minimum(most_R, state.num_live_drafts)
+        most_R = torch.minimum(most_R, state.num_nodes)
     is_own_T = (row_T >= 0) & (i_T <= most_R[row_T])
     is_valid_T = is_own_T & (position_T < max_model_len)
     ids_BX = torch.cat([state.last_sampled_tokens[:, None], state.draft_tokens], dim=1)

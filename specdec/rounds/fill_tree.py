@@ -3,7 +3,7 @@
 Row 0 of a slot is the request's last sampled token, at its own place in the request's blocks. The
 rows after it are the nodes of its tree: row i has position num_computed + its depth, and a cache
 slot after the pool. A row is padding (token 0, position 0, cache slot -1) if its slot is empty, its
-node is deeper than the request allows, was never drafted (state.num_live_drafts), or lies past
+node is deeper than the request allows, was never drafted (state.num_nodes), or lies past
 max_model_len; all descendants of such a node are padding, too.
 """
 
@@ -37,8 +37,8 @@ def fill_tree(
     decided = buffers.sample_mapping, buffers.sample_states, buffers.sample_starts
     of_paths = tree.parents, tree.path_rows, tree.path_slots, tree.path_starts
     roots = buffers.idx_mapping, state.last_sampled_tokens
-    nodes = state.draft_nodes, state.draft_parents, state.draft_depths
-    bounds = state.num_computed_tokens, state.num_draft_tokens, state.num_live_drafts
+    nodes = state.draft_tokens, state.draft_parents, state.draft_depths
+    bounds = state.num_computed_tokens, state.num_draft_tokens, state.num_nodes
     R, M = state.block_table.shape
     sizes = R - 1, M, max_model_len, tree.first_slot
     _fill_tree_kernel[(num_reqs,)](
@@ -165,7 +165,7 @@ def fill_tree_ref(
     is_own_BN = (row_B1 >= 0) & (rows.depths_BN <= state.num_draft_tokens[row_B1])
     if state.may_stop:
         i_N = torch.arange(N, device=row_B.device)
-        is_own_BN = is_own_BN & (i_N <= state.num_live_drafts[row_B1])
+        is_own_BN = is_own_BN & (i_N <= state.num_nodes[row_B1])
     is_valid_BN = is_own_BN & (position_BN < max_model_len)
     root_slot_B1 = state.slots(position_BN[:, :1], row_B1, is_valid_BN[:, :1])
     slot_BN = torch.cat([root_slot_B1, tree.node_slots(B)[:, : N - 1]], dim=1)
@@ -185,7 +185,7 @@ def fill_tree_ref(
 
 def _rows(state: RequestState, row_B: Tensor, num_nodes: int) -> Rows:
     """Read the rows of the state; in an empty slot each row is a root."""
-    drafts_BX = state.draft_nodes[row_B, :num_nodes]
+    drafts_BX = state.draft_tokens[row_B, :num_nodes]
     tokens_BN = torch.cat([state.last_sampled_tokens[row_B, None], drafts_BX], 1)
     root_B1 = torch.zeros_like(row_B)[:, None]
     is_real_B1 = row_B[:, None] >= 0

@@ -6,7 +6,7 @@ seed row of the draft's prefill, and all its nodes get rows; of every further le
 Rows beyond the context are padding (position 0, cache slot -1).
 
 With a `threshold` drafts may stop before the last level (stop_drafting.py). Then fewer nodes are
-kept: state.num_live_drafts counts them, and the places after them hold token 0, a child of the
+kept: state.num_nodes counts them, and the places after them hold token 0, a child of the
 root, and are never verified.
 """
 
@@ -306,12 +306,12 @@ def launch_keep_nodes(num_reqs: int, to: TreeLevel) -> None:
     tree = to.tree
     state = to.state
     proposed = tree.proposed_nodes, tree.proposed_parents
-    nodes = state.draft_nodes, state.draft_parents, state.draft_depths, state.node_probs
+    nodes = state.draft_tokens, state.draft_parents, state.draft_depths, state.draft_probs
     candidates = tree.rows, tree.tokens, tree.scores, tree.places
     slots = to.buffers.draft_levels, to.buffers.sample_mapping
     sizes = len(state.num_computed_tokens) - 1, tree.shape.num_candidates, to.num_candidates
     _keep_nodes_kernel[(num_reqs,)](
-        *(*proposed, *nodes, state.num_live_drafts, *candidates, *slots, *sizes),
+        *(*proposed, *nodes, state.num_nodes, *candidates, *slots, *sizes),
         N=tree.shape.num_rows,
         K=tree.shape.top_k,
         STOPS=to.threshold is not None,
@@ -500,14 +500,14 @@ def keep_nodes_ref(num_reqs: int, to: TreeLevel) -> None:
         scores_BM = torch.where(is_node_BM, scores_BM, -torch.inf)
         places_BM = torch.where(is_node_BM, places_BM, ROOT)
         live_B1 = is_node_BM.sum(dim=1, keepdim=True).clamp(max=X)
-        state.num_live_drafts[row_B] = live_B1[:, 0]
+        state.num_nodes[row_B] = live_B1[:, 0]
     kept = kept_nodes(tokens_BM, scores_BM, places_BM, tree.shape)
     is_live_BX = torch.arange(X, device=row_B.device) < live_B1
     depths_BX = torch.where(is_live_BX, kept.depths_BX, 1)
     tree.proposed_nodes[:B] = kept.tokens_BX
     tree.proposed_parents[:B] = kept.parents_BX
     # row -1, padding: the scratch row
-    state.draft_nodes[row_B] = kept.tokens_BX
+    state.draft_tokens[row_B] = kept.tokens_BX
     state.draft_parents[row_B] = kept.parents_BX
     state.draft_depths[row_B] = depths_BX
-    state.node_probs[row_B] = kept.scores_BX.exp()
+    state.draft_probs[row_B] = kept.scores_BX.exp()

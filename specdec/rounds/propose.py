@@ -42,7 +42,7 @@ LEAST_CONFIDENCE = 1e-4
 class DraftLevel:
     """Where the tokens of one level go: draft token `level` of each batch slot, and the next row.
 
-    level: None: the level after those that state.num_live_drafts counts
+    level: None: the level after those that state.num_nodes counts
     d2t_W: target ids of the draft's, None: the draft has the target's ids
     calibration: [2, K, 2] intercept and slope by level, of greedy and of sampled requests; None:
         all K levels are drafted, and the last one brings the tokens to the state rows
@@ -91,9 +91,10 @@ def launch_write_level(
     K = buffers.draft_tokens.shape[1]
     rows = buffers.draft_last_tokens, buffers.draft_positions, buffers.draft_slots
     votes = buffers.num_going, buffers.votes
-    drafts = state.draft_tokens, state.num_live_drafts, state.draft_confidences, state.draft_probs
+    drafts = state.draft_tokens, state.num_nodes, state.draft_confidences, state.draft_probs
     slots = buffers.sample_mapping, state.num_computed_tokens, state.num_draft_tokens
     R, M = state.block_table.shape
+    X = state.draft_tokens.shape[1]
     _propose_kernel[(B,)](
         *(buffers.draft_tokens, *rows, *votes, *drafts, best, ids),
         best if sums is None else sums,
@@ -101,7 +102,7 @@ def launch_write_level(
         best if to.calibration is None else to.calibration,
         best if to.threshold is None else to.threshold,
         ids if to.d2t_W is None else to.d2t_W,
-        *(*slots, state.block_table, tiles, B, R - 1, M, to.max_model_len),
+        *(*slots, state.block_table, tiles, B, R - 1, X, M, to.max_model_len),
         K=K,
         K_PADDED=next_power_of_2(K),
         LEVEL=-1 if to.level is None else to.level,
@@ -125,10 +126,10 @@ def _propose_kernel(
     slots_ptr,  # [B]
     num_going_ptr,  # [1] with STOPS
     votes_ptr,  # [1] with STOPS
-    state_tokens_ptr,  # [R + 1, K]
+    state_tokens_ptr,  # [R + 1, X]
     num_live_ptr,  # [R + 1], with VARIES
-    confidences_ptr,  # [R + 1, K] float32, with VARIES
-    probs_ptr,  # [R + 1, K] float32, with VARIES
+    confidences_ptr,  # [R + 1, X] float32, with VARIES
+    probs_ptr,  # [R + 1, X] float32, with VARIES
     best_ptr,  # [tiles, B]
     ids_ptr,  # [tiles, B]
     sums_ptr,  # [tiles, B] float32, with VARIES
@@ -143,6 +144,7 @@ def _propose_kernel(
     tiles,
     B,
     R,
+    X,
     M,
     max_model_len,
     K: tl.constexpr,
@@ -185,7 +187,7 @@ def _propose_kernel(
         line_ptr = calibration_ptr + (kind * K + level) * 2
         logit = tl.log(inside / (1.0 - inside))
         prob = tl.sigmoid(tl.load(line_ptr) + tl.load(line_ptr + 1) * logit)
-        at = row * K + level
+        at = row * X + level
         if LEVEL != 0:
             prob = prob * tl.load(probs_ptr + at - 1, mask=level > 0, other=1.0)
         tl.store(confidences_ptr + at, share)
@@ -214,7 +216,7 @@ def _propose_kernel(
     else:
         i = tl.arange(0, K_PADDED)
         earlier = tl.load(tokens_ptr + b * K + i, mask=i < LEVEL, other=0)
-        tl.store(state_tokens_ptr + row * K + i, tl.where(i == LEVEL, token, earlier), mask=i < K)
+        tl.store(state_tokens_ptr + row * X + i, tl.where(i == LEVEL, token, earlier), mask=i < K)
 
 
 def propose_ref(normed_BD: Tensor, weight_WD: Tensor, to: DraftLevel) -> None:
@@ -232,7 +234,7 @@ def write_level_ref(scores_BW: Tensor, to: DraftLevel, temperature_B: Tensor | N
     guess_B = id_or_marker_ref(scores_BW).clamp(min=0)
     token_B = guess_B if to.d2t_W is None else to.d2t_W[guess_B]
     if to.level is None:
-        level_B = state.num_live_drafts[row_B].clamp(max=K - 1)
+        level_B = state.num_nodes[row_B].clamp(max=K - 1)
     else:
         level_B = torch.full_like(row_B, to.level)
     drafts_B = torch.ones_like(row_B, dtype=torch.bool)
@@ -242,11 +244,11 @@ def write_level_ref(scores_BW: Tensor, to: DraftLevel, temperature_B: Tensor | N
     if to.calibration is not None:
         prob_B = _keep_prob_ref(scores_BW, to, temperature_B, level_B, drafts_B)
         _replace(state.draft_tokens, (row_B, level_B), token_B, drafts_B)
-        _replace(state.num_live_drafts, (row_B,), level_B + 1, drafts_B)
+        _replace(state.num_nodes, (row_B,), level_B + 1, drafts_B)
         if to.threshold is not None:
             decide_ref(buffers, state, to.threshold, prob_B, level_B, drafts_B)
     elif to.level is not None and to.level + 1 == K:
-        state.draft_tokens[row_B] = buffers.draft_tokens[:B]  # row -1, padding: the scratch row
+        state.draft_tokens[row_B, :K] = buffers.draft_tokens[:B]  # row -1, padding: the scratch row
         return
     position_B = state.num_computed_tokens[row_B] + level_B
     is_valid_B = (row_B >= 0) & (position_B < to.max_model_len)

@@ -27,12 +27,12 @@ def share_rows(
     if not use_triton(buffers.idx_mapping):
         share_rows_ref(buffers, state, num_reqs, num_rows, max_model_len)
         return
-    K = state.draft_tokens.shape[1]
+    K, X = buffers.draft_tokens.shape[1], state.draft_tokens.shape[1]
     most = len(buffers.rows_per_slot)
     assert most <= 1 << SLOT_BITS, most
     slots = buffers.rows_per_slot, buffers.idx_mapping, state.draft_probs
-    bounds = state.num_live_drafts, state.num_draft_tokens, state.num_computed_tokens
-    sizes = len(state.num_live_drafts) - 1, num_reqs, num_rows, max_model_len
+    bounds = state.num_nodes, state.num_draft_tokens, state.num_computed_tokens
+    sizes = len(state.num_nodes) - 1, X, num_reqs, num_rows, max_model_len
     _share_rows_kernel[(num_reqs,)](
         *(*slots, *bounds, *sizes),
         K=K,
@@ -49,11 +49,12 @@ def share_rows(
 def _share_rows_kernel(
     rows_per_slot_ptr,  # [B]
     idx_ptr,  # [B]
-    probs_ptr,  # [R + 1, K] float32
+    probs_ptr,  # [R + 1, X] float32
     num_live_ptr,  # [R + 1]
     num_drafts_ptr,  # [R + 1]
     num_computed_ptr,  # [R + 1]
     R,
+    X,
     B,
     num_rows,
     max_model_len,
@@ -77,7 +78,7 @@ def _share_rows_kernel(
     # the larger key goes first, and no two are equal; 0 where there is no draft
     level = tl.arange(0, LEVELS)
     is_live = level[:, None] < allowed[None, :]
-    at = row[None, :] * K + level[:, None]
+    at = row[None, :] * X + level[:, None]
     prob = tl.load(probs_ptr + at, mask=is_live, other=0.0)
     # -0.0 equals 0.0
     bits = (prob + 0.0).to(tl.int32, bitcast=True).to(tl.int64) + 1
@@ -99,14 +100,14 @@ def share_rows_ref(
     buffers: StepBuffers, state: RequestState, num_reqs: int, num_rows: int, max_model_len: int
 ) -> None:
     B = num_reqs
-    K = state.draft_tokens.shape[1]
+    K = buffers.draft_tokens.shape[1]
     row_B = buffers.idx_mapping[:B]
     level_K = torch.arange(K, device=row_B.device)
     room_B = max_model_len - 1 - state.num_computed_tokens[row_B]
-    allowed_B = torch.minimum(state.num_live_drafts[row_B], state.num_draft_tokens[row_B])
+    allowed_B = torch.minimum(state.num_nodes[row_B], state.num_draft_tokens[row_B])
     allowed_B = torch.where(row_B >= 0, torch.minimum(allowed_B, room_B), 0)
     is_live_KB = level_K[:, None] < allowed_B
-    prob_KB = torch.where(is_live_KB, state.draft_probs[row_B].t(), -1.0)
+    prob_KB = torch.where(is_live_KB, state.draft_probs[row_B, :K].t(), -1.0)
     # levels, then slots, in order: a stable sort keeps it among equals
     order_X = prob_KB.flatten().sort(descending=True, stable=True).indices
     rank_X = torch.arange(K * B, device=row_B.device)

@@ -66,7 +66,7 @@ def _columns(state: RequestState, row: int, start: RowStart, width: int) -> list
 def launch_start_rows(state: RequestState, packed_X: Tensor, num_starts: int, width: int) -> None:
     num_grown = (len(packed_X) - num_starts * width) // 3
     bounds = state.num_draft_tokens, state.min_positions
-    progress = state.num_computed_tokens, state.num_live_drafts
+    progress = state.num_computed_tokens, state.num_nodes
     sampling = state.sampling.integers, state.sampling.floats, state.stop_ids
     sizes = state.block_table.shape[1], state.scratch_block, num_starts, num_grown, width
     _start_rows_kernel[(num_starts + -(-num_grown // AT_ONCE),)](
@@ -150,7 +150,7 @@ def start_rows_ref(state: RequestState, packed_X: Tensor, num_starts: int, width
     state.num_draft_tokens[row_B] = packed_BX[:, 1]
     state.min_positions[row_B] = packed_BX[:, 2]
     state.num_computed_tokens[row_B] = 0
-    state.num_live_drafts[row_B] = 0
+    state.num_nodes[row_B] = 0
     state.sampling.integers[row_B] = packed_BX[:, INTEGERS:FLOATS]
     state.sampling.floats[row_B] = (
         packed_BX[:, FLOATS:STOP_IDS].int().view(state.sampling.floats.dtype)

@@ -1,7 +1,7 @@
 """What a request carries from step to step: its state row on the device. Rows are never reordered.
 
 Every tensor has one scratch row at the end, so that row -1 (padding) may be read and written.
-Letters: R state rows, K draft tokens, N rows of a tree, M blocks per request.
+Letters: R state rows, K draft tokens, X nodes of the widest draft, M blocks per request.
 """
 
 import torch
@@ -14,10 +14,10 @@ from specdec.sizes import BLOCK_SIZE, MAX_STOP_IDS
 class RequestState:
     """The persistent rows of all requests.
 
-    num_draft_tokens: K of a chain.
+    num_draft_tokens: K, on the longest path. num_nodes: X, where it is more than K.
     draft_vocab_size: where the draft's probabilities are kept for p/q acceptance, else 0.
-    has_probs: whether a chain's drafts have probabilities. may_stop: whether fewer may be live than
-    a request verifies at most. num_nodes: of a tree, N - 1; 0 where all drafts are chains
+    has_probs: whether nodes have probabilities. may_stop: whether fewer may be live than a request
+    verifies at most
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class RequestState:
         num_nodes: int = 0,
     ) -> None:
         R = num_rows + 1
+        num_nodes = max(num_nodes, num_draft_tokens)
         self.may_stop = may_stop
 
         def zeros(*shape: int) -> Tensor:
@@ -42,17 +43,15 @@ class RequestState:
 
         self.last_sampled_tokens = zeros(R)  # [R + 1] not yet computed: first row of the next step
         self.num_computed_tokens = zeros(R)  # [R + 1] have target KV; the last sampled's position
-        # what was proposed for the positions after it: a chain, or a tree
-        self.draft_tokens = zeros(R, num_draft_tokens)  # [R + 1, K]
-        self.draft_nodes = zeros(R, num_nodes)  # [R + 1, N - 1] their tokens
-        self.draft_parents = zeros(R, num_nodes)  # [R + 1, N - 1] row of the parent, 0 = the root
-        self.draft_depths = zeros(R, num_nodes)  # [R + 1, N - 1] 1 for a child of the root
-        self.node_probs = torch.zeros(R, num_nodes, device=device)  # [R + 1, N - 1] of their paths
+        # what was proposed for the positions after it: nodes, parents before their children
+        self.draft_tokens = zeros(R, num_nodes)  # [R + 1, X]
+        self.draft_parents = zeros(R, num_nodes)  # [R + 1, X] row of the parent, 0 = the root
+        self.draft_depths = zeros(R, num_nodes)  # [R + 1, X] 1 for a child of the root
         self.num_draft_tokens = zeros(R)  # [R + 1] the request's own K, at most K
-        self.num_live_drafts = zeros(R)  # [R + 1] proposed since the last commit
-        probs = torch.zeros(2, R, num_draft_tokens if has_probs else 0, device=device)
-        self.draft_confidences = probs[0]  # [R + 1, K] the draft's own, given those before it
-        self.draft_probs = probs[1]  # [R + 1, K] that a draft and all before it hold
+        self.num_nodes = zeros(R)  # [R + 1] proposed since the last commit
+        probs = torch.zeros(2, R, num_nodes if has_probs else 0, device=device)
+        self.draft_confidences = probs[0]  # [R + 1, X] the draft's own, given those before it
+        self.draft_probs = probs[1]  # [R + 1, X] that a draft and all before it hold
         self.block_table = zeros(R, blocks_per_request)  # [R + 1, M] cache blocks by position
         self.block_table.fill_(scratch_block)
         self.min_positions = zeros(R)  # [R + 1] see kernels/best_token.py

@@ -119,7 +119,7 @@ class Recorder:
             real(step)
             if step.path_len is not None:
                 self.walks.append(tree.walked[0].tolist())
-            found = tree.tokens[0], tree.places[0], tree.scores[0], runner.state.draft_nodes[0]
+            found = tree.tokens[0], tree.places[0], tree.scores[0], runner.state.draft_tokens[0]
             self.drafted.append([x.tolist() for x in (*found, runner.state.draft_parents[0])])
 
         monkeypatch.setattr(runner.acts, "run", run)
@@ -271,7 +271,7 @@ def record_levels(runner, levels):
         real(step)
         rows = runner.buffers.sample_mapping[: step.num_reqs]
         is_tree = runner.sizes.tree is not None
-        of_slots = runner.buffers.draft_levels if is_tree else runner.state.num_live_drafts[rows]
+        of_slots = runner.buffers.draft_levels if is_tree else runner.state.num_nodes[rows]
         levels.update(of_slots[: step.num_reqs][rows >= 0].tolist())
 
     runner.acts.decode_draft = decode_draft
@@ -456,7 +456,7 @@ def test_the_order_of_nodes_changes_nothing(greedy, prompts, references):
 
     def decode(step):
         real(step)
-        for row in range(len(state.draft_nodes)):
+        for row in range(len(state.draft_tokens)):
             shuffle(state, row)
 
     llm.engine.runner.acts.draft.decode = decode
@@ -474,7 +474,7 @@ def shuffle(state, row):
     order = order[depths[order].argsort(stable=True)]
     row_of = torch.zeros(len(order) + 1, dtype=torch.int64)
     row_of[order + 1] = torch.arange(1, len(order) + 1)
-    state.draft_nodes[row] = state.draft_nodes[row][order]
+    state.draft_tokens[row] = state.draft_tokens[row][order]
     state.draft_parents[row] = row_of[state.draft_parents[row][order]]
     state.draft_depths[row] = depths[order]
 
@@ -521,7 +521,7 @@ class ScriptedTrees:
             parents += [last, last]
             depths += [depth, depth]
             last = len(tokens)
-        state.draft_nodes[0] = torch.tensor(tokens)
+        state.draft_tokens[0] = torch.tensor(tokens)
         state.draft_parents[0] = torch.tensor(parents)
         state.draft_depths[0] = torch.tensor(depths)
 

@@ -27,7 +27,7 @@ NUM_REQS, NUM_ROWS = 32, 36  # the last rows of the state are free
 BAD = 10**6  # no token, slot, position or row
 POISONED_STATE = (
     *("last_sampled_tokens", "num_computed_tokens", "draft_tokens", "num_draft_tokens"),
-    *("draft_nodes", "draft_parents", "draft_depths", "node_probs", "num_live_drafts"),
+    *("draft_parents", "draft_depths", "num_nodes"),
 )
 
 
@@ -158,9 +158,8 @@ class Walk:
         K = self.runner.sizes.path_len - 1
         for row in rows[:: 3 if K else 1000]:
             state = self.runner.state
-            has_trees = state.draft_nodes.shape[1] > 0
-            drafts = state.draft_nodes if has_trees else state.draft_tokens
-            state.num_live_drafts[row] = drafts.shape[1]
+            drafts, has_trees = state.draft_tokens, self.runner.sizes.tree is not None
+            state.num_nodes[row] = drafts.shape[1]
             held = held_tokens(self.runner, row)[:K]
             drafts[row, : len(held)] = torch.tensor(held, device=drafts.device)
             if has_trees:  # all other nodes are beside the first of these

@@ -37,7 +37,7 @@ def walked(runner, oracle, is_poisoned):
         rows = [(7 * b + 5 * step) % 32 for b in range(size)]
         walk.round(rows)
         if tree is None:
-            drafted, paths = state.num_live_drafts[rows], state.draft_probs[rows]
+            drafted, paths = state.num_nodes[rows], state.draft_probs[rows]
         else:
             k, drafted = tree.shape.top_k, runner.buffers.draft_levels[:size]
             of_levels = tree.scores[:size].split([k, *[k * k] * (K - 1)], dim=1)

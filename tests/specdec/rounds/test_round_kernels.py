@@ -224,14 +224,14 @@ def shared_case(device, K, shares=(1, 3, 2, 0, 1), num_rows=11):
     buffers, state = make(device, K, keeps_probs=True)
     state.draft_probs.uniform_()
     state.draft_confidences.uniform_()
-    state.num_live_drafts[:6] = torch.tensor([2, 3, 3, 1, 0, 3], device=device)
+    state.num_nodes[:6] = torch.tensor([2, 3, 3, 1, 0, 3], device=device)
     state.num_draft_tokens[:6] = K
     buffers.rows_per_slot[:5] = torch.tensor(shares, device=device)
     return buffers, state, num_rows
 
 
 def same_probs(ours, theirs):
-    for name in ("num_live_drafts", "draft_confidences", "draft_probs"):
+    for name in ("num_nodes", "draft_confidences", "draft_probs"):
         found, expected = (getattr(each[1], name)[:-1] for each in (ours, theirs))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, msg=name)
 
@@ -277,7 +277,7 @@ def test_commit_shared_rows(device, accepts):
     kept = buffers.confidences[1].double() / CONFIDENCE_ONE
     expected = torch.where(torch.arange(K, device=device) < 2, confidences[0], 0)
     torch.testing.assert_close(kept.float(), expected, rtol=1e-5, atol=1e-6)
-    assert state.num_live_drafts[[4, 0, 2, 3]].tolist() == [0] * 4
+    assert state.num_nodes[[4, 0, 2, 3]].tolist() == [0] * 4
 
 
 @pytest.mark.parametrize("is_sampled", [False, True])
@@ -287,7 +287,7 @@ def test_each_level_goes_to_the_state_with_its_probability(device, level, is_sam
     *ours, num_rows = shared_case(device, K)
     fill_round_ref(*ours, 5, MAX_LEN, K + 1, num_rows)
     ours[0].draft_tokens[:5] = 0
-    ours[1].num_live_drafts[:] = 1 if level is None else 0
+    ours[1].num_nodes[:] = 1 if level is None else 0
     ours[1].draft_probs[:, 0] = 0.5
     theirs = copy.deepcopy(ours)
     normed, weight = torch.randn(5, D, device=device), torch.randn(V, D, device=device)
@@ -322,12 +322,12 @@ def test_each_level_goes_to_the_state_with_its_probability(device, level, is_sam
         else:
             write_level_ref(noisy_ref(logits, floor, keys), to, temperature)
     same(ours, theirs, 5, K)
-    for name, rtol in (("draft_confidences", 2e-3), ("draft_probs", 2e-3), ("num_live_drafts", 0)):
+    for name, rtol in (("draft_confidences", 2e-3), ("draft_probs", 2e-3), ("num_nodes", 0)):
         found, expected = (getattr(each[1], name)[[4, 0, 2, 3]] for each in (ours, theirs))
         torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-5, msg=name)
     at = 0 if level == 0 else 1
     state = ours[1]
-    assert state.num_live_drafts[[4, 0, 2, 3]].tolist() == [at + 1] * 4
+    assert state.num_nodes[[4, 0, 2, 3]].tolist() == [at + 1] * 4
     confidence = state.draft_confidences[4, at].double().clamp(1e-4, 1 - 1e-4)
     if not is_sampled:
         expected = (normed[0] @ weight.t()).softmax(dim=0).amax()

@@ -34,10 +34,10 @@ def batch(device, rows, probs, live=None, bounds=None, computed=None, num_rows=6
     buffers.idx_mapping[: len(rows)] = torch.tensor(rows, device=device)
     state.draft_probs[:-1] = torch.tensor(probs, device=device)[:num_rows]
     state.draft_probs[-1] = 2.0  # of padding: larger than any
-    state.num_live_drafts[:] = K
+    state.num_nodes[:] = K
     state.num_draft_tokens[:] = K
     for buffer, values in (
-        (state.num_live_drafts, live),
+        (state.num_nodes, live),
         (state.num_draft_tokens, bounds),
         (state.num_computed_tokens, computed),
     ):

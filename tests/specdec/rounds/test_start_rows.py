@@ -40,7 +40,7 @@ def make_state(device):
 
 
 def written(state):
-    names = ("num_draft_tokens", "min_positions", "num_computed_tokens", "num_live_drafts")
+    names = ("num_draft_tokens", "min_positions", "num_computed_tokens", "num_nodes")
     of_sampling = {"floats": state.sampling.floats, "integers": state.sampling.integers}
     tensors = {name: getattr(state, name) for name in (*names, "stop_ids", "block_table")}
     return tensors | of_sampling
@@ -66,7 +66,7 @@ def test_rows_have_what_was_given_and_others_stay():
     assert state.num_draft_tokens[[4, 0, 2]].tolist() == [3, 0, 1]
     assert state.min_positions[[4, 0, 2]].tolist() == [0, 9, 0]
     assert state.num_computed_tokens[[4, 0, 2]].tolist() == [0, 0, 0]
-    assert state.num_live_drafts[[4, 0, 2]].tolist() == [0, 0, 0]
+    assert state.num_nodes[[4, 0, 2]].tolist() == [0, 0, 0]
     assert state.stop_ids[0].tolist() == [8, 5] + [8] * (MAX_STOP_IDS - 2)
     assert state.block_table[4].tolist() == [7] + [SCRATCH] * (M - 1)
     assert state.block_table[0].tolist() == [*range(290)] + [SCRATCH] * (M - 290)

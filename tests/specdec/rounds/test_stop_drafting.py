@@ -153,7 +153,7 @@ def test_chains_stop_where_their_mean_probability_falls_below(device, threshold,
     assert going == twin_going
     expected, expected_going = expected_levels(case.paths, case.bounds, threshold)
     assert going[:-1] == expected_going
-    assert state.num_live_drafts[SLOTS].tolist() == [
+    assert state.num_nodes[SLOTS].tolist() == [
         count for b, count in enumerate(expected) if b != PADDING
     ]
     whole = ChainCase(device, None, is_adaptive)
@@ -178,7 +178,7 @@ def test_one_request_stops_by_its_own_path(device, propose, b):
         case.threshold = torch.tensor([threshold], device=device)
         (_, state), _ = case.draft(propose)
         stop = next((i for i, p in enumerate(probs) if p < threshold), case.K - 1)
-        assert state.num_live_drafts[row] == 1 + min(stop, case.bounds[b] - 1)
+        assert state.num_nodes[row] == 1 + min(stop, case.bounds[b] - 1)
     assert probs == pytest.approx(own, rel=1e-3)
 
 
@@ -188,11 +188,11 @@ def test_where_none_goes_on_old_levels_write_nothing(device, propose, level):
     """Nor in slots that may have more."""
     case = ChainCase(device, 0.3, is_adaptive=level is None)
     state = case.start[1]
-    state.num_live_drafts.fill_(1)
+    state.num_nodes.fill_(1)
     case.levels, case.normed = [level], torch.full_like(case.normed[:1], torch.nan)
     ours, going = case.draft(propose)
     chains.same(ours, case.start, NUM_REQS, case.K)
-    assert torch.equal(ours[1].num_live_drafts, state.num_live_drafts)
+    assert torch.equal(ours[1].num_nodes, state.num_nodes)
     assert going == [0]
 
 
@@ -280,7 +280,7 @@ def test_the_votes_of_the_largest_batch_fit(device, prob, threshold):
 def test_drafts_that_were_not_made_are_padding(device, own):
     buffers, state = chains.make(device, 4)
     state.may_stop = True
-    state.num_live_drafts[:] = torch.tensor([1, 2, 3, 4, 3, 0, 9], device=device)
+    state.num_nodes[:] = torch.tensor([1, 2, 3, 4, 3, 0, 9], device=device)
     state.num_draft_tokens[:5] = own
     ours, theirs = (buffers, state), copy.deepcopy((buffers, state))
     by_kernel(fill_round)(*ours, NUM_REQS, MAX_LEN, 5)
@@ -363,7 +363,7 @@ def test_a_tree_keeps_the_nodes_of_the_levels_that_it_has(device, shape, thresho
     (buffers, state), going = case.draft(launch_add_children, launch_keep_nodes)
     twin, twin_going = case.draft(add_children_ref, keep_nodes_ref)
     trees.assert_same((buffers, state), twin)
-    assert torch.equal(state.num_live_drafts[SLOTS], twin[1].num_live_drafts[SLOTS])
+    assert torch.equal(state.num_nodes[SLOTS], twin[1].num_nodes[SLOTS])
     levels_of, expected_going = expected_levels(paths, case.bounds, threshold)
     assert going[:-1] == twin_going[:-1] == expected_going
     for b, row in enumerate([4, 0, 2, -1, 3]):
@@ -372,12 +372,12 @@ def test_a_tree_keeps_the_nodes_of_the_levels_that_it_has(device, shape, thresho
         levels = levels_of[b]
         assert buffers.draft_levels[b] == levels
         count = min(firsts[levels], shape.num_nodes)
-        assert state.num_live_drafts[row] == count
+        assert state.num_nodes[row] == count
         cut = whole.tree.scores[b].clone()
         cut[firsts[levels] :] = -torch.inf
         tree = (whole.tree.tokens[b], cut, whole.tree.places[b])
         kept = kept_nodes(*(x[None] for x in tree), shape)
-        found = state.draft_nodes[row], state.draft_parents[row], state.draft_depths[row]
+        found = state.draft_tokens[row], state.draft_parents[row], state.draft_depths[row]
         for ours, theirs in zip(found, kept[:3], strict=True):
             assert torch.equal(ours[:count], theirs[0, :count])
         dead = [x[count:].tolist() for x in found]
@@ -389,7 +389,7 @@ def test_nodes_that_were_not_drafted_are_padding(device):
     shape = SHAPES[0]
     ours = trees.make(device, shape)
     ours[1].may_stop = True
-    ours[1].num_live_drafts[:] = torch.tensor([3, 20, 12, 20, 3, 0, 20], device=device)
+    ours[1].num_nodes[:] = torch.tensor([3, 20, 12, 20, 3, 0, 20], device=device)
     ours[1].num_draft_tokens[:5] = 4
     theirs = copy.deepcopy(ours)
     N = shape.num_nodes + 1

@@ -76,7 +76,9 @@ def make(device, shape, max_tokens=128):
         max_tree_reqs=6,
     )
     buffers = StepBuffers(sizes, torch.float32, device)
-    state = RequestState(6, shape.max_depth, 3, 99, device, num_nodes=shape.num_nodes, vocab_size=5)
+    state = RequestState(
+        6, shape.max_depth, 3, 99, device, num_nodes=shape.num_nodes, vocab_size=5, has_probs=True
+    )
     for tensor in buffer_tensors(buffers).values():
         tensor.fill_(-999 if tensor.dtype == torch.int64 else torch.nan)
     lengths = (63, MAX_LEN, 64, MAX_LEN - 2, MAX_LEN - 1, 7)
@@ -86,14 +88,14 @@ def make(device, shape, max_tokens=128):
             state, [(row, RowStart(blocks=[10 + row, 20 + row, 30 + row], num_draft_tokens=own))]
         )
         state.num_computed_tokens[row] = length
-        state.num_live_drafts[row] = shape.num_nodes
+        state.num_nodes[row] = shape.num_nodes
         tokens, parents, depths = random_tree(shape, row)
-        state.draft_nodes[row] = torch.tensor(tokens)
+        state.draft_tokens[row] = torch.tensor(tokens)
         state.draft_parents[row] = torch.tensor(parents)
         state.draft_depths[row] = torch.tensor(depths)
-    for nodes in (state.draft_nodes, state.draft_parents, state.draft_depths):
+    for nodes in (state.draft_tokens, state.draft_parents, state.draft_depths):
         nodes[-1] = 10**6  # what padding has left
-    state.node_probs[:-1] = torch.rand(
+    state.draft_probs[:-1] = torch.rand(
         6, shape.num_nodes, generator=torch.Generator().manual_seed(5)
     )
     state.num_computed_tokens[-1] = 10**6
@@ -121,10 +123,10 @@ def assert_same(ours, theirs):
     ):
         if name != "tree_rows":
             assert torch.allclose(a.nan_to_num(9e9), b.nan_to_num(9e9), 0, 1e-5), name
-    names = ("last_sampled_tokens", "num_computed_tokens", "draft_nodes")
+    names = ("last_sampled_tokens", "num_computed_tokens", "draft_tokens")
     for name in (*names, "draft_parents", "draft_depths"):
         assert torch.equal(getattr(ours[1], name)[:-1], getattr(theirs[1], name)[:-1]), name
-    assert torch.allclose(ours[1].node_probs[:-1], theirs[1].node_probs[:-1], 1e-5, 1e-7)
+    assert torch.allclose(ours[1].draft_probs[:-1], theirs[1].draft_probs[:-1], 1e-5, 1e-7)
     histories = [each[1].sampling.history[:-1] for each in (ours, theirs)]
     assert torch.equal(*histories)
 
@@ -165,7 +167,7 @@ def assert_history(buffers, state, has_words):
 def assert_chains_can_follow(buffers, state, path_len):
     """What the levels of a chain start from; the rows of paths are as those of shared rounds."""
     rows = [row for row in buffers.idx_mapping[:NUM_REQS].tolist() if row >= 0]
-    assert state.num_live_drafts[rows].tolist() == [0] * len(rows)
+    assert state.num_nodes[rows].tolist() == [0] * len(rows)
     assert not buffers.draft_tokens[:NUM_REQS].any()
     assert (int(buffers.draft_positions[3]), int(buffers.draft_slots[3])) == (0, -1)
     assert buffers.verify_start_loc[: NUM_REQS + 1].tolist() == [
@@ -325,7 +327,7 @@ def test_a_tree_of_fewer_levels_keeps_no_node_of_later_ones(device, stops):
     keep_nodes_ref(NUM_REQS, both[1])
     assert_same(ours, theirs)
     rows = [row for row in ours[0].idx_mapping[:NUM_REQS].tolist() if row >= 0]
-    assert (ours[1].draft_nodes[rows] < 50).all()
+    assert (ours[1].draft_tokens[rows] < 50).all()
     assert ours[1].draft_depths[rows].amax() == 2
 
 

@@ -2,14 +2,16 @@
 
 It captures all sizes at start, large before small, says for each batch which graph serves it, and
 replays. A FULL graph serves uniform batches (each request has the same number of rows) and is keyed
-by the number of requests, or ragged ones, by requests and tokens (`sizes.shapes`); a PIECEWISE one
-serves any batch and is keyed by the number of tokens.
+by the number of requests, or ragged ones, by requests and tokens; a PIECEWISE one serves any batch
+and is keyed by the number of tokens. A family may have FULL graphs of several kinds, whose forwards
+differ (`sizes.further`); all share its pool.
 Each manager has its own pool, sizes, counters and off switch.
 """
 
 import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -18,7 +20,7 @@ from tqdm import tqdm
 from graphs.capturing import set_cudagraph_capturing_enabled, validate_cudagraph_capturing_enabled
 from graphs.compiled import CompiledPieces
 from graphs.counters import BatchKind, CaptureRecord, GraphCounters, log_capture
-from graphs.dispatch import Dispatch, Dispatcher, agreed_batch
+from graphs.dispatch import Dispatch, Dispatcher, agreed_batch, group_of
 from graphs.frozen_heap import frozen_heap
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.piecewise import PiecewiseRunner
@@ -50,8 +52,6 @@ class CudaGraphManager:
     use_breakable_cg: how PIECEWISE graphs are made; becomes False in a mode without them
     specialize_lora:  capture every size with and without LoRA adapters (`desc.has_lora`)
     hooks:     called around captures and replays; see GraphHooks
-    shares:    a family whose memory these graphs use too, of the same backend: no result of one may
-               be needed after a graph of the other has replayed
     """
 
     def __init__(
@@ -66,12 +66,11 @@ class CudaGraphManager:
         use_breakable_cg: bool = True,
         specialize_lora: bool = False,
         hooks: GraphHooks | None = None,
-        shares: "CudaGraphManager | None" = None,
     ) -> None:
         if mode.mixed_mode() is CUDAGraphMode.FULL:
             raise ValueError(
                 f"{name}: mode={mode.name} asks for full graphs of ragged batches of any kind: "
-                "give FULL_DECODE_ONLY or FULL_AND_PIECEWISE, and the kinds in sizes.shapes"
+                "give FULL_DECODE_ONLY or FULL_AND_PIECEWISE, and the batches in sizes.further"
             )
         self.name = name
         self.sizes = sizes
@@ -80,15 +79,14 @@ class CudaGraphManager:
         self.counters = GraphCounters()
         self._backend = backend
         self._outputs = outputs
-        self._pool: GraphPool | None = None
-        if backend is not None:
-            self._pool = backend.new_pool() if shares is None else shares._pool
+        self._pool: GraphPool | None = None if backend is None else backend.new_pool()
         if self._pool is not None and hooks is not None:
             self._pool.hooks = hooks
         self._lora_cases = (True, False) if specialize_lora else (False,)
         self._piecewise = PiecewiseRunner(name)
         self._full: dict[BatchDescriptor, tuple[Graph | None, tuple[Tensor, ...]]] = {}
-        self._dispatcher = Dispatcher(query_len)
+        self._query_len = query_len
+        self._dispatcher = Dispatcher()
 
     def needs_capture(self) -> bool:
         return any(not self._is_captured(desc) for _, desc in self.descriptors())
@@ -97,13 +95,11 @@ class CudaGraphManager:
         """What is captured, in order: PIECEWISE before FULL, large before small."""
         tokens = self.sizes.tokens if self.mode.has_piecewise_cudagraphs() else ()
         is_full = self.mode.decode_mode() is CUDAGraphMode.FULL
-        requests = self.sizes.requests if is_full else ()
-        shapes = self.sizes.shapes if is_full else ()
-        of = self._dispatcher
-        cases = self._lora_cases
-        pieces = [of.ragged(n, lora) for n in reversed(tokens) for lora in cases]
-        full = [of.uniform(n, lora) for n in reversed(requests) for lora in cases]
-        full += [of.shape(*shape, lora) for shape in reversed(shapes) for lora in cases]
+        requests, further = (self.sizes.requests, self.sizes.further) if is_full else ((), ())
+        Q, cases = self._query_len, self._lora_cases
+        pieces = [BatchDescriptor(n, has_lora=lora) for n in reversed(tokens) for lora in cases]
+        full = [BatchDescriptor(n * Q, n, Q, lora) for n in reversed(requests) for lora in cases]
+        full += [replace(desc, has_lora=lora) for desc in reversed(further) for lora in cases]
         modes = [CUDAGraphMode.PIECEWISE] * len(pieces) + [CUDAGraphMode.FULL] * len(full)
         return list(zip(modes, pieces + full, strict=True))
 
@@ -127,15 +123,16 @@ class CudaGraphManager:
         self._piecewise.use(CompiledPieces(model, self._pool, split_ops))
 
     def capture(self, make_forward: MakeForward, largest_only: bool = False) -> None:
-        """Warm up and capture every size, or the largest of each mode."""
+        """Warm up and capture every size, or the largest of each mode and kind."""
         if self._backend is None or self._pool is None or not self.needs_capture():
             return
         validate_cudagraph_capturing_enabled(f"the {self.name} family", self._pool)
         with self._backend.side_stream(), frozen_heap(now=False):
             for mode in (CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL):
                 wanted = [desc for its_mode, desc in self.descriptors() if its_mode is mode]
-                most = 1 if largest_only else len(wanted)
-                todo = [desc for desc in wanted[:most] if not self._is_captured(desc)]
+                if largest_only:
+                    wanted = list({group_of(desc): desc for desc in reversed(wanted)}.values())
+                todo = [desc for desc in wanted if not self._is_captured(desc)]
                 self._capture_mode(mode, todo, make_forward)
         self._update_dispatcher()
 
@@ -144,7 +141,7 @@ class CudaGraphManager:
             set_cudagraph_capturing_enabled(self._pool, enabled)
 
     def measure(self, make_forward: MakeForward) -> int:
-        """Bytes of the largest capture of each mode, about what all will take; keeps no graph."""
+        """Bytes of the largest capture of each mode and kind, about what all take; keeps none."""
         self.capture(make_forward, largest_only=True)
         num_bytes = self.counters.num_bytes
         self.clear_graphs()
@@ -157,17 +154,17 @@ class CudaGraphManager:
         query_len: int | None,
         *,
         has_lora: bool = False,
-        takes_shapes: bool = False,
+        kind: Hashable = None,
         agreed: BatchDescriptor | None = None,
     ) -> Dispatch:
         """The graph of a batch and its padded sizes; NONE and the true sizes if there is none.
 
         query_len: rows of each request, None where they differ
         has_lora:  some request has an adapter; only with `specialize_lora`
-        takes_shapes: a ragged batch may take a FULL graph of `sizes.shapes`
+        kind:      of the FULL graphs that may serve it; PIECEWISE ones serve all
         agreed:    the `agreed_batch` of several ranks, which all dispatch in place of their own
         """
-        own = BatchDescriptor(num_tokens, num_reqs, query_len, has_lora)
+        own = BatchDescriptor(num_tokens, num_reqs, query_len, has_lora, kind)
         batch = own if agreed is None else agreed
         if agreed is not None and agreed_batch([agreed, own]) != agreed:
             problem = f"the agreed batch {agreed} does not hold this rank's own, {own}"
@@ -175,10 +172,7 @@ class CudaGraphManager:
         if batch.has_lora not in self._lora_cases:
             needed = "has_lora=True needs specialize_lora=True"
             raise ValueError(f"{self.name} has no graphs with LoRA: {needed}")
-        reqs = 1 if batch.num_reqs is None else batch.num_reqs
-        chosen = self._dispatcher.dispatch(
-            reqs, batch.num_tokens, batch.query_len, batch.has_lora, takes_shapes
-        )
+        chosen = self._dispatcher.dispatch(batch)
         self.counters.batches[BatchKind(chosen.mode, num_tokens, chosen.descriptor.num_tokens)] += 1
         return chosen
 
@@ -205,10 +199,7 @@ class CudaGraphManager:
         return 0 if self._pool is None else self._pool.num_bytes()
 
     def clear_graphs(self) -> None:
-        """Drop every graph and give the memory back; `capture` may be called again.
-
-        A family that shares it keeps its graphs; what either captures later has memory of its own.
-        """
+        """Drop every graph and give the memory back; `capture` may be called again."""
         for graph, _ in self._full.values():
             if graph is not None:
                 graph.reset()
@@ -275,10 +266,5 @@ class CudaGraphManager:
         return desc in self._full if desc.num_reqs else self._piecewise.has_captured(desc)
 
     def _update_dispatcher(self) -> None:
-        captured = [desc for _, desc in self.descriptors() if self._is_captured(desc)]
-        for has_lora in self._lora_cases:
-            found = [desc for desc in captured if desc.has_lora is has_lora]
-            full = [d.num_reqs for d in found if d.num_reqs and d.query_len]
-            pieces = [d.num_tokens for d in found if not d.num_reqs]
-            shapes = [(d.num_reqs, d.num_tokens) for d in found if d.num_reqs and not d.query_len]
-            self._dispatcher.set_captured(full, pieces, has_lora, shapes)
+        captured = (desc for _, desc in self.descriptors() if self._is_captured(desc))
+        self._dispatcher.set_captured(captured)

@@ -1,6 +1,7 @@
 """How a batch runs: not captured, in captured pieces, or as one graph; and the key of its graph."""
 
 import enum
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 
@@ -41,3 +42,4 @@ class BatchDescriptor:
     num_reqs: int | None = None
     query_len: int | None = None
     has_lora: bool = False  # some request of the batch has a LoRA adapter
+    kind: Hashable = None  # of several forwards of a family over equally large batches

@@ -9,17 +9,20 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from graphs.modes import BatchDescriptor
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureSizes:
     """Ascending request counts for FULL and token counts for PIECEWISE.
 
-    shapes: (requests, tokens) for FULL graphs of ragged batches, by tokens
+    further: FULL graphs of other batches, small before large among those that differ in size alone:
+        of ragged ones, of other rows for each request, of several kinds
     """
 
     requests: tuple[int, ...]
     tokens: tuple[int, ...]
-    shapes: tuple[tuple[int, int], ...] = ()
+    further: tuple[BatchDescriptor, ...] = ()
 
 
 def capture_sizes(

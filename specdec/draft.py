@@ -71,8 +71,6 @@ class Draft:
         tree = self.buffers.tree
         K = self.buffers.draft_tokens.shape[1]
         self.num_levels = K if tree is None else tree.shape.num_levels
-        # in all steps; where the number of levels varies, the step says what it proposes
-        self._proposes_trees = tree is not None and not self.varies
         self._forward = into_buffers(self.model)
         init_piecewise(self.graphs.prefill, self._forward)
 
@@ -83,7 +81,7 @@ class Draft:
         if step.passes.extends_only:
             self._extend_only(step, how)
         elif how.mode is CUDAGraphMode.FULL:
-            self.graphs.of(step.proposal).prefill.run_fullgraph(how.descriptor)
+            self.graphs.prefill.run_fullgraph(how.descriptor)
         else:
             # padding too: `decode` may be padded, and starts from what the proposal leaves
             B = step.num_proposing_reqs
@@ -101,14 +99,16 @@ class Draft:
         """
         how = step.passes.draft_decode
         assert how is not None, step
-        is_whole = step.num_levels is None or step.proposes_tree
-        times = 1 if is_whole else (step.num_levels or 0) - 1
+        is_whole = not self.varies or step.next_shape.is_wide
+        times = 1 if is_whole else step.next_shape.levels - 1
         if how.mode is CUDAGraphMode.FULL:
             for _ in range(times):
-                self.graphs.of(step.proposal).decode.run_fullgraph(how.descriptor)
+                self.graphs.decode.run_fullgraph(how.descriptor)
         else:
             max_seq_len = step.max_seq_len + self.num_levels
-            context = self.contexts.draft_rows(step.num_reqs, max_seq_len, how, step.proposes_tree)
+            context = self.contexts.draft_rows(
+                step.num_reqs, max_seq_len, how, step.next_shape.is_wide
+            )
             for _ in range(times):
                 self._decode(context, step.proposal)
 
@@ -116,33 +116,25 @@ class Draft:
         """Yield what is captured, in order."""
         graphs = self.graphs
         extend = [] if graphs.extend is None else [(graphs.extend, self.make_extend)]
-        pairs = list(graphs.pairs(self._proposes_trees))
-        return [
-            *((pair.prefill, partial(self.make_prefill, proposal=how)) for how, pair in pairs),
-            *((pair.decode, partial(self.make_decode, proposal=how)) for how, pair in pairs),
-            *extend,
-        ]
+        return [(graphs.prefill, self.make_prefill), (graphs.decode, self.make_decode), *extend]
 
-    def make_prefill(
-        self, desc: BatchDescriptor, warmup: bool, proposal: Proposal
-    ) -> Callable[[], None]:
+    def make_prefill(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
         """Make a prefill of padding, to warm up and capture: in pieces, or a whole round."""
         if desc.num_reqs is None:
             most = self.buffers.sizes.max_reqs
             context = self.contexts.with_seeds(self.contexts.dummy_rows(desc, warmup), most)
             return partial(self._extend, context)
         context = self.contexts.with_seeds(self.contexts.dummy_round(desc, warmup), desc.num_reqs)
-        return partial(self._prefill_round, context, desc.num_reqs, proposal)
+        return partial(self._prefill_round, context, desc.num_reqs, _proposal_of(desc))
 
     def make_extend(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
         """Make an extension of the draft's KV by padding, to warm up and capture."""
         return partial(self._cache_rows, self.contexts.dummy_round(desc, warmup))
 
-    def make_decode(
-        self, desc: BatchDescriptor, warmup: bool, proposal: Proposal
-    ) -> Callable[[], None]:
+    def make_decode(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
         """Make a decode of padding, to warm up and capture."""
-        context = self.contexts.dummy_draft_rows(desc, warmup, proposal.is_tree)
+        proposal = _proposal_of(desc)
+        context = self.contexts.dummy_draft_rows(desc, warmup, proposal.is_wide)
         return partial(self._decode, context, proposal)
 
     def _extend_only(self, step: Step, how: Dispatch) -> None:
@@ -180,11 +172,11 @@ class Draft:
         normed_BD, recycled_BD = self.model.head_input(seed_BD)
         if recycled_BD is not seed_BD:
             buffers.draft_hidden[:num_reqs] = recycled_BD
-        propose = self._grow if proposal.is_tree else self._propose
+        propose = self._grow if proposal.is_wide else self._propose
         propose(normed_BD, 0, proposal.is_drawn)
 
     def _decode(self, context: ForwardContext, proposal: Proposal) -> None:
-        decode = self._decode_tree if proposal.is_tree else self._decode_chain
+        decode = self._decode_tree if proposal.is_wide else self._decode_chain
         with needed_while(None if self.threshold is None else self.buffers.num_going):
             decode(context, proposal.is_drawn)
 
@@ -280,6 +272,11 @@ class Draft:
         seeds_B = self.buffers.last_token_indices[:num_seeds]
         streams_BD = self.buffers.draft_hidden[:num_seeds]
         return {**self._inputs(T), "seeds_B": seeds_B, "streams_out_BD": streams_BD}
+
+
+def _proposal_of(desc: BatchDescriptor) -> Proposal:
+    assert isinstance(desc.kind, Proposal), desc
+    return desc.kind
 
 
 def into_buffers(model: EagleModel) -> Callable[..., None]:

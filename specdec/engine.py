@@ -266,10 +266,9 @@ class Engine:
             work.parts,
             max_num_computed=max(bounds, default=1) - 1,
             flags=SamplingFlags.of_all(request.flags for request in decided),
-            query_len=work.query_len,
+            shape=work.shape,
             shared_rows=work.shared_rows,
-            num_levels=work.num_levels,
-            proposes_tree=work.proposes_tree,
+            next_shape=work.next_shape,
             masks=self._step_masks.of_step(work, drafted),
         )
 
@@ -313,7 +312,7 @@ class Engine:
         for b, request in enumerate(work.verifying):
             drafts = result.draft_tokens[b]
             first = row
-            row += 1 + len(drafts) if work.shared_rows else work.max_num_sampled
+            row += 1 + len(drafts) if work.shared_rows else work.shape.path_len
             if request.finish is not None:
                 continue
             num_accepted = result.num_accepted[b]
@@ -341,7 +340,7 @@ class Engine:
             if part.samples:
                 self._totals.prompt_ended(request)
                 tokens = result.sampled_tokens[len(work.verifying) + i][:1]
-                num_kept = work.shared_rows or len(work.verifying) * work.max_num_sampled
+                num_kept = work.shared_rows or len(work.verifying) * work.shape.path_len
                 self._append(request, tokens, result.logprobs, num_kept + i)
                 changed.append(request)
         return changed

@@ -55,15 +55,15 @@ class Feedback:
         earlier, self._read = self._read, result
         if not work.verifying or launched_at > before:
             return
-        if work.proposes_tree and not work.verifies_trees:
+        if work.next_shape.is_wide and not work.shape.is_wide:
             return  # the levels that ran before it are not those that it makes
         size = StepSize(
             num_requests=len(work.verifying),
             num_rows=work.num_verify_rows,
             num_prompt_rows=sum(part.length for part in work.parts),
-            num_levels=work.num_levels or 0,
+            num_levels=work.next_shape.levels,
             num_keys=sum(request.num_tokens for request in work.verifying),
-            has_trees=work.verifies_trees,
+            has_trees=work.shape.is_wide,
         )
         on_device = None if earlier is None else result.ms_after(earlier)
         on_host = 1e3 * (self._read_at - before)
@@ -88,7 +88,7 @@ class Feedback:
     def _observation(self, work: Work, result: StepResult) -> Observation:
         planner, requests = self._planner, work.verifying
         B = len(requests)
-        if not work.verifies_trees and work.num_live == 0:
+        if not work.shape.is_wide and work.num_live == 0:
             return lambda has_time: planner.observe_plain(B)
         runs = np.array([request.finish is None for request in requests])
         is_sampled = np.array([request.params.temperature > 0 for request in requests])
@@ -96,7 +96,7 @@ class Feedback:
         num_accepted = np.array(result.num_accepted[:B]) * runs
         bound = self._runner.sizes.max_model_len
         num_allowed = np.array([num_drafted(each, bound) for each in requests]) * runs
-        if not work.verifies_trees:
+        if not work.shape.is_wide:
             chains = RoundOutcome(
                 confidences=result.confidences[:B],
                 num_live=work.num_live,

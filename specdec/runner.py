@@ -21,11 +21,11 @@ from specdec.rounds.buffers import BufferSizes, StepBuffers
 from specdec.rounds.results import PendingResult, Results, StepResult
 from specdec.rounds.start_rows import start_rows
 from specdec.rounds.state import RequestState
-from specdec.rounds.step_sizes import Passes, Proposal, RowMasks, Step
+from specdec.rounds.step_sizes import Round, RowMasks, Step
 from specdec.rounds.upload import upload
 from specdec.sampler.sampler import Sampler
 from specdec.scheduling.work import PromptPart
-from specdec.sizes import EngineSizes
+from specdec.sizes import PLAIN, DraftShape, EngineSizes
 from specdec.step import Acts
 from specdec.target import Target
 from weights.config import LayerConfig
@@ -114,10 +114,9 @@ class Runner:
         *,
         max_num_computed: int | None = None,
         flags: SamplingFlags = GREEDY,
-        query_len: int | None = None,
+        shape: DraftShape | None = None,
         shared_rows: int = 0,
-        num_levels: int | None = None,
-        proposes_tree: bool = False,
+        next_shape: DraftShape | None = None,
         masks: Callable[[], RowMasks] | None = None,
     ) -> PendingResult:
         """Launch a step: a round of the requests in these state rows, and parts of prompts.
@@ -125,88 +124,46 @@ class Runner:
         max_num_computed: bounds the rows' computed tokens, and so the room of attention's partial
             results; needed with rows
         flags: of the requests in the rows and of those whose prompt ends
-        query_len: rows that each request verifies, 1 where none drafts; None: its drafts and one
-        shared_rows: if not 0, each verifies its share of these. Where drafts may be chains or
-            trees, rows that are not shared out are trees' rows
-        num_levels: that the draft proposes afterwards, None: K; proposes_tree: a tree each
+        shape, shared_rows, next_shape: see Round; None: what an engine without a planner drafts
         masks: computes those of guided rows, while the forward runs
         """
-        what = max_num_computed, flags, query_len, shared_rows, num_levels, proposes_tree, masks
-        step = self.step_of(rows, parts, *what)
+        usual = self.sizes.shape_of(len(rows) or len(parts))
+        round = Round(
+            state_rows=rows,
+            shape=(usual if rows else PLAIN) if shape is None else shape,
+            shared_rows=shared_rows,
+            next_shape=usual if next_shape is None else next_shape,
+            parts=parts,
+        )
+        step = self.step_of(round, max_num_computed, flags, masks)
         with torch.inference_mode():
             self.acts.run(step)
-        self.num_tree_rounds += step.verifies_trees
-        if step.proposes:
-            K = self.sizes.num_speculative_tokens
-            self.num_levels += K if step.num_levels is None else step.num_levels
+        self.num_tree_rounds += round.shape.is_wide
+        self.num_levels += round.next_shape.levels if round.proposes else 0
         return self.results.latest
 
     def step_of(
         self,
-        rows: Sequence[int],
-        parts: Sequence[PromptPart],
+        round: Round,
         max_num_computed: int | None,
-        flags: SamplingFlags,
-        query_len: int | None,
-        shared_rows: int = 0,
-        num_levels: int | None = None,
-        proposes_tree: bool = False,
+        flags: SamplingFlags = GREEDY,
         masks: Callable[[], RowMasks] | None = None,
     ) -> Step:
         """Return the step of `run_step`, with the graphs that it takes."""
-        Q = query_len or self.sizes.query_len
-        num_rows = shared_rows or len(rows) * Q
-        tree = self.sizes.tree
-        is_tree = tree is not None and Q > 1 and len(rows) > 0 and shared_rows == 0
-        path_len = tree.of(len(rows)).path_len if tree is not None and is_tree else None
-        proposes_tree = tree is not None and (proposes_tree or not self.sizes.is_adaptive)
-        bounds = [part.start + part.length for part in parts]
-        if rows:
+        bounds = [part.start + part.length for part in round.parts]
+        if round.state_rows:
             assert max_num_computed is not None, "rows without a bound on their computed tokens"
-            deepest = self.sizes.path_len if is_tree else Q
-            bounds.append(min(max_num_computed + deepest, self.sizes.max_model_len))
-        proposal = Proposal(flags.noise, proposes_tree)
+            most = self.sizes.path_len if round.shape.nodes else 1
+            bounds.append(min(max_num_computed + most, self.sizes.max_model_len))
+        values = {name: getattr(round, name) for name in Round.__slots__}
         return Step(
-            state_rows=rows,
-            query_len=Q,
-            shared_rows=shared_rows,
-            path_len=path_len,
-            proposes_tree=proposes_tree,
-            num_levels=num_levels,
-            parts=parts,
+            **values,
             max_seq_len=max(bounds),
-            passes=self._passes(len(rows), num_rows, path_len, parts, proposal, num_levels),
+            passes=self.graphs.passes(round, flags.noise),
             flags=flags,
-            is_pq=bool(rows) and flags.logits and self.acceptance != "exact",
+            is_pq=round.num_verified > 0 and flags.logits and self.acceptance != "exact",
             masks=masks,
         )
-
-    def _passes(
-        self,
-        num_verified: int,
-        num_rows: int,
-        path_len: int | None,
-        parts: Sequence[PromptPart],
-        proposal: Proposal,
-        num_levels: int | None,
-    ) -> Passes:
-        """num_rows: that verify. num_levels: None where the draft runs all levels, or none."""
-        if parts:
-            num_tokens = num_rows + sum(part.length for part in parts)
-            num_ending = sum(part.ends_prompt for part in parts)
-            num_proposing = 0 if num_levels == 0 else num_verified + num_ending
-            num_reqs = num_verified + len(parts)
-            num_dropped = 0 if path_len is None else num_rows - num_verified * path_len
-            return self.graphs.dispatch_ragged(
-                num_reqs, num_tokens, num_proposing, proposal, num_dropped
-            )
-        if num_levels is None:
-            return self.graphs.dispatch_round(num_verified, proposal, num_rows // num_verified)
-        if path_len is not None:
-            return self.graphs.dispatch_trees(num_verified, proposal)
-        if num_levels == 0 and num_rows == num_verified:
-            return self.graphs.dispatch_extending(num_verified)
-        return self.graphs.dispatch_shared(num_verified, num_rows, proposal)
 
     def calibrate(self, values: np.ndarray) -> None:
         """Judge drafts by these intercepts and slopes, float32 [2, K, 2], from the next step on."""

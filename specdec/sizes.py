@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 BLOCK_SIZE = 64  # tokens per cache block: one attention tile
 MOST_SHARED_ROWS = 512  # beyond, each row of a round costs more than a draft is worth
@@ -10,6 +11,38 @@ MAX_AUTO_TREE_REQUESTS = 8  # with more at a time, chains that share their rows 
 MAX_STOP_IDS = 64  # ids that min_tokens can mask, per request
 MAX_BAD_WORDS = 64  # token sequences, per request
 MAX_BAD_WORD_LENGTH = 16  # tokens
+
+
+class DraftShape(NamedTuple):
+    """What is drafted for a request: the best `nodes` of `levels` levels, `width` children a node.
+
+    A request verifies a row for each node, and one for its last sampled token. Width 1 is a chain.
+    """
+
+    levels: int
+    width: int
+    nodes: int
+
+    @property
+    def rows(self) -> int:
+        return self.nodes + 1
+
+    @property
+    def path_len(self) -> int:
+        """Count the rows of the longest path: in a chain all of them."""
+        return min(self.levels, self.nodes) + 1
+
+    @property
+    def is_wide(self) -> bool:
+        return self.width > 1
+
+
+PLAIN = DraftShape(0, 1, 0)  # no drafts: one row verifies; the draft only extends its cache
+IDLE = DraftShape(0, 0, 0)  # the draft does not even run
+
+
+def chain(num_tokens: int) -> DraftShape:
+    return DraftShape(num_tokens, 1, num_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +81,10 @@ class TreeShape:
     def of(self, num_reqs: int) -> "TreeShape":
         """Choose the shape of a step with this many requests, padding included or not."""
         return _shape_of(self, num_reqs)
+
+    @property
+    def drafts(self) -> DraftShape:
+        return DraftShape(self.num_levels, self.top_k, self.num_nodes)
 
     @property
     def num_rows(self) -> int:
@@ -112,6 +149,12 @@ class EngineSizes:
         if self.tree is None or self.is_adaptive:
             return self.num_speculative_tokens
         return self.tree.num_nodes
+
+    def shape_of(self, num_reqs: int) -> DraftShape:
+        """Choose what is drafted for each of so many requests, unless a planner does."""
+        if self.tree is None or self.is_adaptive:
+            return chain(self.num_speculative_tokens)
+        return self.tree.of(num_reqs).drafts
 
     @property
     def query_len(self) -> int:

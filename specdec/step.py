@@ -34,7 +34,7 @@ state.draft_tokens. A draft without taps reads hidden_states, not aux_hidden_sta
 reads the hidden states of a prompt's rows but the last, they stay what they were (target.py). Where
 rows are shared out, each level writes its token to the state, with draft_probs; a step that
 proposes nothing extends the draft's KV alone. Where some steps verify trees and others chains, a
-step verifies what the one before it has proposed; `step.proposes_tree` says what it proposes.
+step verifies what the one before it has proposed; `step.next_shape` says what it proposes.
 
 Nothing reads the device from the host between `fill` and the end of the draft, except the masks of
 guided requests, which wait for what the step before has sent. The step says how each act runs:
@@ -88,7 +88,7 @@ class Acts:
         self.choose(step)
         self.commit(step)
         self.send(step, self.record(step))
-        if step.verifies_trees:
+        if step.shape.is_wide:
             self.gather(step)
         if step.runs_draft:
             self.prefill_draft(step.of_paths)
@@ -112,16 +112,16 @@ class Acts:
                 self.buffers, step.parts, Interval(V, B), Interval(step.num_verify_rows, T)
             )
         else:
-            self.buffers.pad_rows(step.shared_rows or V * step.query_len, T)
+            self.buffers.pad_rows(step.shared_rows or V * step.shape.rows, T)
 
     def _fill_verified(self, step: Step, V: int) -> None:
         buffers, state, R = self.buffers, self.state, step.shared_rows
-        if step.verifies_trees:
-            fill_tree(buffers, state, V, step.query_len, self.max_model_len)
+        if step.shape.is_wide:
+            fill_tree(buffers, state, V, step.shape.rows, self.max_model_len)
             return
         if R > 0:
             share_rows(buffers, state, V, R, self.max_model_len)
-        fill_round(buffers, state, V, self.max_model_len, step.query_len, R)
+        fill_round(buffers, state, V, self.max_model_len, step.shape.rows, R)
 
     def forward(self, step: Step) -> None:
         """Run the target over all rows."""
@@ -135,13 +135,13 @@ class Acts:
         """Accept drafts by equality, where p/q has not; start the prompts that end."""
         B = step.num_padded_reqs
         V = step.num_verified if step.parts else B
-        if step.verifies_trees:
+        if step.shape.is_wide:
             cache = self.target.contexts.kv_cache
-            of_trees = TreeRows(step.query_len, step.max_num_sampled)
+            of_trees = TreeRows(step.shape.rows, step.shape.path_len)
             commit_trees(self.buffers, self.state, V, of_trees, cache, step.flags.bad_words)
         elif V > 0:
             is_shared = step.shared_rows > 0
-            accept_and_commit(self.buffers, self.state, V, step.is_pq, step.query_len, is_shared)
+            accept_and_commit(self.buffers, self.state, V, step.is_pq, step.shape.rows, is_shared)
         if step.parts:
             rows = Interval(step.num_verify_rows, step.num_tokens)
             commit_prompts(self.buffers, self.state, Interval(V, B), rows)
@@ -152,17 +152,16 @@ class Acts:
 
     def send(self, step: Step, logprobs: RecordedLogprobs) -> None:
         """Send the results to the host; nothing here waits for it."""
-        self.results.send(step.num_reqs, logprobs, step.verifies_trees)
+        self.results.send(step.num_reqs, logprobs, step.shape.is_wide)
 
     def gather(self, step: Step) -> None:
         """Cut trees down to their accepted paths: the rows of the step are then those of chains."""
         V = step.num_verified if step.parts else step.num_padded_reqs
         how = step.passes.draft_prefill
         assert how is not None, step
-        num_prompt_rows = step.num_tokens - step.num_verify_rows
-        num_rows = max(V * step.max_num_sampled + num_prompt_rows, how.descriptor.num_tokens)
-        of_trees = TreeRows(step.query_len, step.max_num_sampled)
-        gather_paths(self.buffers, V, of_trees, num_prompt_rows, num_rows)
+        num_rows = max(V * step.shape.path_len + step.num_prompt_rows, how.descriptor.num_tokens)
+        of_trees = TreeRows(step.shape.rows, step.shape.path_len)
+        gather_paths(self.buffers, V, of_trees, step.num_prompt_rows, num_rows)
 
     def prefill_draft(self, step: Step) -> None:
         """Extend the draft's KV by the step's rows, with the target's features; propose token 1."""
@@ -176,4 +175,4 @@ class Acts:
 
     def send_proposals(self, step: Step) -> None:
         """Start the copy of the proposals to the host, which walks them by grammars."""
-        self.results.send_proposals(step.num_reqs, step.proposes_tree)
+        self.results.send_proposals(step.num_reqs, step.next_shape.is_wide)

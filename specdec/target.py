@@ -52,7 +52,7 @@ class Target:
         """Run one pass over all rows: in pieces, as one graph, or op by op."""
         how = step.passes.target
         if how.mode is CUDAGraphMode.FULL:
-            self.graphs.of_descriptor(how.descriptor).run_fullgraph(how.descriptor)
+            self.graphs.of_round(how.descriptor.query_len).run_fullgraph(how.descriptor)
         elif how.mode is CUDAGraphMode.PIECEWISE:
             self._run_pieces(self._context(step))
         else:
@@ -61,8 +61,7 @@ class Target:
     def captures(self) -> Captures:
         """Yield what is captured, in order."""
         graphs = self.graphs
-        kinds = (graphs.decode, graphs.plain, *graphs.trees.values())
-        rounds = [each for each in kinds if each is not None]
+        rounds = [each for each in (graphs.decode, graphs.plain) if each is not None]
         return [(graphs.prefill, self.make_prefill), *((each, self.make_verify) for each in rounds)]
 
     def make_prefill(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:

@@ -29,7 +29,7 @@ class LogitHashes:
     def run_step(self, rows, parts, **options):
         result = self._run_step(rows, parts, **options)
         hidden_TD = self.engine.runner.buffers.hidden_states
-        Q = options["query_len"]
+        Q = options["shape"].rows
         R = len(rows) * Q
         if rows:
             hashes = hash_rows(self.engine, hidden_TD[:R]).view(len(rows), Q)

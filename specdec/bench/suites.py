@@ -139,9 +139,13 @@ def first_token(bench: Bench) -> Iterator[Row]:
             jobs = greedy([joined(bench.pair.prompts, length)], 1)
             runs = [generate(engine, jobs) for _ in range(NUM_REQUESTS)]
             seconds = [each.stats.time_to_first_token or 0.0 for [each] in runs[2:]]
-            mode = engine.runner.graphs.dispatch_ragged(1, length, 1).target.mode.name
+            passes = engine.runner.graphs.target.prefill.dispatch(1, length, None)
             spread = Spread.of([1e3 * each for each in seconds])
-            yield {"prompt_tokens": length, "asked": how, "runs_as": mode} | spread.columns("ms")
+            yield {
+                "prompt_tokens": length,
+                "asked": how,
+                "runs_as": passes.mode.name,
+            } | spread.columns("ms")
         bench.pair.drop(spec)
 
 

@@ -83,11 +83,11 @@ class StepMasks:
             if request.guide is not None:
                 count = min(num_drafts(request), work.most_drafts)
                 drafts = self._arriving.get(request)
-                Q = work.query_len
+                Q = work.shape.rows
                 slots.append(GuidedSlot(request.guide, b * Q, Q, count, drafts))
         for i, (request, part) in enumerate(zip(work.prompts, work.parts, strict=True)):
             if request.guide is not None and part.samples:
-                row = len(work.verifying) * work.query_len + i
+                row = len(work.verifying) * work.shape.rows + i
                 slots.append(GuidedSlot(request.guide, row))
         if not slots:
             return None

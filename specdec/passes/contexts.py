@@ -168,7 +168,7 @@ class ForwardContexts:
     def _verified(self, step: Step, num_reqs: int, num_rows: int) -> QueryRows:
         """Describe the verify slots, from the first row on; the last rows may be padding."""
         describe = self._shared if step.shared_rows else self._uniform
-        rows = describe(num_reqs, step.query_len, num_rows, step.max_seq_len)
+        rows = describe(num_reqs, step.shape.rows, num_rows, step.max_seq_len)
         return self._with_kept_launches(rows)
 
     def _shared(self, num_reqs: int, most: int, num_rows: int, max_seq_len: int) -> QueryRows:

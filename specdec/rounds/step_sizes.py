@@ -9,16 +9,17 @@ import numpy as np
 from graphs.dispatch import Dispatch
 from specdec.requests.row_start import GREEDY, SamplingFlags
 from specdec.scheduling.work import PromptPart
+from specdec.sizes import PLAIN, DraftShape, chain
 
 
 class Proposal(NamedTuple):
     """How the draft proposes.
 
-    is_drawn: with noise, for a sampled request. is_tree: a tree for each request, not a chain
+    is_drawn: with noise, for a sampled request. is_wide: several children of a node
     """
 
     is_drawn: bool
-    is_tree: bool
+    is_wide: bool
 
 
 class RowMasks(NamedTuple):
@@ -28,21 +29,17 @@ class RowMasks(NamedTuple):
     bits_XW: np.ndarray  # int32 [X, ceil(V / 32)] a bit for each id, the lowest first
 
 
-BEST_CHAINS = Proposal(is_drawn=False, is_tree=False)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """How each pass runs, over a graph's sizes or the true ones. None: it does not run."""
+    """How each pass runs, over a graph's sizes or the true ones. None: it does not run.
+
+    extends_only: the draft's prefill writes KV and proposes nothing
+    """
 
     target: Dispatch
     draft_prefill: Dispatch | None = None
     draft_decode: Dispatch | None = None
-
-    @property
-    def extends_only(self) -> bool:
-        """Whether the draft's prefill writes KV and proposes nothing."""
-        return self.draft_prefill is not None and self.draft_decode is None
+    extends_only: bool = False
 
     @property
     def num_reqs(self) -> int:
@@ -59,27 +56,19 @@ class Passes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """The step that is launched: a verify slot for each of `state_rows`, then slots of `parts`.
+class Round:
+    """What a step computes: a verify slot for each of `state_rows`, then slots of `parts`.
 
-    shared_rows: verify slots have 1 to query_len rows, by their shares of these; 0: query_len each
-    path_len: verify slots hold trees, whose paths have this many rows; None: chains
-    proposes_tree: the draft proposes a tree for each request after the step, not a chain
-    num_levels: of the draft, after the step; None: K, in engines where their number is fixed
+    shape: what each verify slot has rows for at most
+    shared_rows: if not 0, the rows of all verify slots, which have 1 to shape.rows each
+    next_shape: what the draft proposes after the step; PLAIN: it extends its KV; IDLE: not even so
     """
 
     state_rows: Sequence[int] = ()
-    query_len: int = 1  # rows of a verify slot
+    shape: DraftShape = PLAIN
     shared_rows: int = 0
-    path_len: int | None = None
-    proposes_tree: bool = False
-    num_levels: int | None = None
+    next_shape: DraftShape
     parts: Sequence[PromptPart] = ()
-    max_seq_len: int  # a bound on positions + 1 over all rows
-    passes: Passes
-    flags: SamplingFlags = GREEDY  # of all its requests together
-    is_pq: bool = False  # p/q accepts, not equality with the target's tokens
-    masks: Callable[[], RowMasks] | None = None  # of the rows that grammars guide
 
     @property
     def num_verified(self) -> int:
@@ -87,15 +76,19 @@ class Step:
 
     @property
     def num_verify_rows(self) -> int:
-        return self.shared_rows or len(self.state_rows) * self.query_len
+        return self.shared_rows or len(self.state_rows) * self.shape.rows
 
     @property
     def num_reqs(self) -> int:
         return len(self.state_rows) + len(self.parts)
 
     @property
+    def num_prompt_rows(self) -> int:
+        return sum(part.length for part in self.parts)
+
+    @property
     def num_tokens(self) -> int:
-        return self.num_verify_rows + sum(part.length for part in self.parts)
+        return self.num_verify_rows + self.num_prompt_rows
 
     @property
     def num_decided(self) -> int:
@@ -103,32 +96,41 @@ class Step:
         return self.num_verify_rows + len(self.parts)
 
     @property
-    def max_num_sampled(self) -> int:
-        """Count the rows of a verify slot that give tokens and logprobs, the accepted first."""
-        return self.query_len if self.path_len is None else self.path_len
+    def proposes(self) -> bool:
+        """Whether the draft proposes tokens: not where prompts go on and nothing else runs."""
+        has_seed = len(self.state_rows) > 0 or any(part.ends_prompt for part in self.parts)
+        return self.next_shape.nodes > 0 and has_seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Round):
+    """A round that is launched.
+
+    max_seq_len: a bound on positions + 1 over all rows
+    flags: of all its requests together
+    is_pq: p/q accepts, not equality with the target's tokens
+    masks: computes those of the rows that grammars guide
+    """
+
+    max_seq_len: int
+    passes: Passes
+    flags: SamplingFlags = GREEDY
+    is_pq: bool = False
+    masks: Callable[[], RowMasks] | None = None
 
     @property
     def of_paths(self) -> "Step":
-        """Return the step as the draft's prefill sees it: trees are cut down to their paths."""
-        return replace(self, query_len=self.max_num_sampled, path_len=None)
-
-    @property
-    def verifies_trees(self) -> bool:
-        return self.path_len is not None
+        """Return the step as the draft's prefill sees it: each slot has the rows of a path."""
+        return replace(self, shape=chain(self.shape.path_len - 1))
 
     @property
     def proposal(self) -> Proposal:
-        return Proposal(self.flags.noise, self.proposes_tree)
+        return Proposal(self.flags.noise, self.next_shape.is_wide)
 
     @property
     def runs_draft(self) -> bool:
         """Whether the draft model, if any, runs: with prompts, and where a request drafts."""
         return self.passes.draft_prefill is not None
-
-    @property
-    def proposes(self) -> bool:
-        """Whether the draft proposes tokens: not where prompts go on and nothing else runs."""
-        return self.passes.draft_decode is not None
 
     @property
     def num_proposing_reqs(self) -> int:
@@ -144,5 +146,5 @@ class Step:
     @property
     def num_padded_tokens(self) -> int:
         is_ragged = self.parts or self.shared_rows
-        uniform = 0 if is_ragged else self.num_padded_reqs * self.query_len
+        uniform = 0 if is_ragged else self.num_padded_reqs * self.shape.rows
         return max(self.num_tokens, self.passes.num_tokens, uniform)

@@ -89,7 +89,7 @@ class Sampler:
             choose_token(logits_TV, floor_T, noise_keys._replace(stream=BONUS), out_T)
         R = step.num_verify_rows
         if R > 0:
-            self._accept_by_pq(logits_TV[:R], floor_T[:R], step.query_len, noise_keys.rows(0, R))
+            self._accept_by_pq(logits_TV[:R], floor_T[:R], step.shape.rows, noise_keys.rows(0, R))
 
     def record(self, step: Step) -> RecordedLogprobs:
         """Record the step after the commit: token counts; logprobs of sampled and prompt tokens."""
@@ -98,7 +98,7 @@ class Sampler:
         raw_TV, self._raw_TV = self._raw_TV, None
         sampled = None
         if raw_TV is not None:
-            kept_TV = raw_TV[self._kept_rows(step)] if step.verifies_trees else raw_TV
+            kept_TV = raw_TV[self._kept_rows(step)] if step.shape.is_wide else raw_TV
             sampled = logprobs_of(kept_TV, self._decided_tokens(step), step.flags.logprobs)
         asked = any(part.num_logprobs is not None for part in step.parts)
         return RecordedLogprobs(sampled, self._prompt_logprobs(step) if asked else ())
@@ -121,8 +121,8 @@ class Sampler:
             token_T=token_T,
             position_T=position_T,
             start_T=buffers.sample_starts[:S],
-            longest=step.max_num_sampled if R > 0 else 1,
-            path_TD=self._paths(R, S) if step.verifies_trees else None,
+            longest=step.shape.path_len if R > 0 else 1,
+            path_TD=self._paths(R, S) if step.shape.is_wide else None,
         )
         return rows, hidden_TD
 
@@ -136,20 +136,20 @@ class Sampler:
         return path_TD
 
     def _kept_rows(self, step: Step) -> Tensor:
-        """List decided rows: of accepted paths, max_num_sampled a slot, then those of prompts."""
+        """List decided rows: of accepted paths, path_len a slot, then those of prompts."""
         tree = self.buffers.of_trees
         R = step.num_verify_rows
-        path_BQ = tree.walked[: step.num_verified, : step.max_num_sampled]
-        first_B1 = torch.arange(0, R, step.query_len, device=path_BQ.device)[:, None]
+        path_BQ = tree.walked[: step.num_verified, : step.shape.path_len]
+        first_B1 = torch.arange(0, R, step.shape.rows, device=path_BQ.device)[:, None]
         of_prompts = torch.arange(R, step.num_decided, device=path_BQ.device)
         return torch.cat([(first_B1 + path_BQ.clamp(min=0)).flatten(), of_prompts])
 
     def _true_rows(self, row_X: Tensor, step: Step) -> Tensor:
-        """Map rows as the host counts them, query_len a slot, to where they are; -1: nowhere."""
+        """Map rows as the host counts them, shape.rows a slot, to where they are; -1: nowhere."""
         if step.shared_rows == 0:
             return row_X
         V = step.num_verified
-        Q = step.query_len
+        Q = step.shape.rows
         starts = self.buffers.verify_start_loc[: V + 1]
         slot_X = (row_X // Q).clamp(max=V - 1)
         at_X = starts[slot_X] + row_X % Q
@@ -163,14 +163,14 @@ class Sampler:
         if step.shared_rows:  # p/q, which keeps other tokens than were chosen, has no such steps
             verified_T = self.buffers.target_tokens[: step.shared_rows]
         else:
-            verified_T = tokens[:V, : step.max_num_sampled].flatten()
+            verified_T = tokens[:V, : step.shape.path_len].flatten()
         return torch.cat([verified_T, tokens[V : step.num_reqs, 0]])
 
     def _count(self, step: Step) -> None:
         buffers = self.buffers
         V = step.num_verified
         B = step.num_reqs
-        for here, width in ((slice(0, V), step.max_num_sampled), (slice(V, B), 1)):
+        for here, width in ((slice(0, V), step.shape.path_len), (slice(V, B), 1)):
             if here.start < here.stop:
                 tokens_BQ = buffers.sampled_tokens[here, :width]
                 accepted_B = buffers.num_accepted[here]

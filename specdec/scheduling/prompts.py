@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from specdec.requests.request import Request
 from specdec.scheduling.step_costs import PromptBudget
-from specdec.scheduling.work import Work
+from specdec.scheduling.work import Work, work_of
+from specdec.sizes import PLAIN
 
 ARRIVALS_MEMORY = 1 / 64  # weight of the latest step in the average of arriving rows
 # at least a part in this many of what waits rides in a step, where prompts are short
@@ -56,7 +57,7 @@ class PromptRows:
         """Count the rows of prompts that would ride if each request verified one row."""
         if not verifying or not waiting:
             return 0
-        one_row_each = Work(verifying=verifying, query_len=1, prompts=[], parts=[])
+        one_row_each = work_of(verifying, PLAIN, PLAIN)
         return min(sum(map(num_left, waiting)), self._at_most(one_row_each, waiting))
 
     def with_ends(self, work: Work) -> Work:

@@ -22,8 +22,8 @@ from specdec.scheduling.prompts import PromptRows, num_left
 from specdec.scheduling.round_options import RequestCounts
 from specdec.scheduling.row_planner import NextRound, RowPlanner
 from specdec.scheduling.step_costs import PromptBudget
-from specdec.scheduling.work import Plan, PromptPart, Work
-from specdec.sizes import BLOCK_SIZE, EngineSizes
+from specdec.scheduling.work import Plan, PromptPart, Work, work_of
+from specdec.sizes import BLOCK_SIZE, IDLE, PLAIN, DraftShape, EngineSizes, chain
 
 FEW = 4  # requests, of which each has a large share of a step
 
@@ -46,8 +46,7 @@ class Scheduler:
         self.pool = pool
         self.sizes = sizes
         self.planner = planner
-        self._num_live = 0  # levels of the drafts that the latest step leaves
-        self._has_trees = False  # which are trees, in engines that draft both
+        self._live = PLAIN  # drafts that the latest step leaves
         self.blocks = RequestBlocks(pool, sizes, use_prefix_cache)
         self.prompts = PromptRows(sizes.max_num_batched_tokens, budget)
         self.waiting: list[Request] = []  # in order of priority and arrival
@@ -201,59 +200,56 @@ class Scheduler:
         if waiting:
             self._add_parts(work, waiting)
             work = self.prompts.with_ends(work)
-        self._num_live = work.num_levels or 0
-        self._has_trees = work.proposes_tree
+        if work.next_shape.is_wide:  # by all for whom it drafts
+            work = replace(work, next_shape=self._widest(len(work.requests)))
+        self._live = work.next_shape
         return work
 
     def _round(self, verifying: list[Request], waiting: list[Request]) -> Work:
-        num_drafting = sum(each.num_speculative_tokens > 0 for each in verifying)
-        work = Work(
-            verifying=verifying,
-            query_len=self.sizes.query_len if num_drafting else 1,
-            prompts=[],
-            parts=[],
-        )
-        if self.planner is None:
-            return self._with_trees(work) if num_drafting and self.sizes.tree else work
-        if num_drafting == 0 and not any(each.num_speculative_tokens for each in waiting):
-            return replace(work, num_levels=0) if waiting else work
-        num_keys = sum(each.num_tokens for each in verifying)
+        drafting = [each for each in verifying if each.num_speculative_tokens > 0]
+        if self.planner is not None:
+            return self._planned(verifying, drafting, waiting)
+        shape = self.sizes.shape_of(len(verifying))
+        verified = shape if drafting else PLAIN
+        proposed = shape if drafting or waiting else IDLE
+        return work_of(verifying, verified, proposed)
+
+    def _planned(
+        self, verifying: list[Request], drafting: list[Request], waiting: list[Request]
+    ) -> Work:
+        assert self.planner is not None, "the number of drafts is fixed"
+        if not drafting and not any(each.num_speculative_tokens for each in waiting):
+            return work_of(verifying, PLAIN, PLAIN if waiting else IDLE)
         # where none verifies yet, for those that soon will
         num_requests = len(verifying) or min(len(waiting), self.sizes.max_num_seqs)
-        num_prompt_rows = self.prompts.beside_one_row_each(verifying, waiting)
-        drafting = (each for each in verifying if each.num_speculative_tokens > 0)
-        num_sampled = sum(each.params.temperature > 0 for each in drafting) if verifying else None
+        is_wide = self._live.is_wide
         plan = self.planner.plan(
             NextRound(
-                RequestCounts(num_requests, num_drafting or num_requests),
-                self._num_live,
-                num_keys,
-                num_prompt_rows,
-                has_trees=self._has_trees,
+                RequestCounts(num_requests, len(drafting) or num_requests),
+                self._live.levels,
+                sum(each.num_tokens for each in verifying),
+                self.prompts.beside_one_row_each(verifying, waiting),
+                has_trees=is_wide,
                 trees_fit=len(verifying) + len(waiting) <= self.sizes.max_tree_requests,
                 hurries=self.prompts.hurries(waiting),
-                num_sampled=num_sampled,
+                num_sampled=sum(each.params.temperature > 0 for each in drafting)
+                if verifying
+                else None,
             )
         )
-        work = replace(work, num_levels=plan.num_levels, proposes_tree=plan.proposes_tree)
-        if self._has_trees and self._num_live and num_drafting:
-            return replace(self._with_trees(work), num_live=self._num_live)
-        num_live = 0 if self._has_trees else self._num_live
+        proposed = self._widest(num_requests) if plan.proposes_tree else chain(plan.num_levels)
+        if is_wide and drafting:
+            return work_of(verifying, self._widest(len(verifying)), proposed)
+        num_live = 0 if is_wide else self._live.levels
         num_rows = plan.num_rows if num_live else len(verifying)
         if not verifying or (plan.num_levels == 0 and num_rows <= len(verifying)):
-            return replace(work, query_len=1)
-        return replace(
-            work,
-            query_len=self.sizes.query_len,
-            shared_rows=max(num_rows, len(verifying)),
-            num_live=num_live,
-        )
+            return work_of(verifying, PLAIN, proposed)
+        work = work_of(verifying, self.sizes.shape_of(len(verifying)), proposed)
+        return replace(work, shared_rows=max(num_rows, len(verifying)), num_live=num_live)
 
-    def _with_trees(self, work: Work) -> Work:
-        """Make the round one of trees: a row for each node, or for the best of many requests."""
+    def _widest(self, num_requests: int) -> DraftShape:
         assert self.sizes.tree is not None, "sizes of chains"
-        shape = self.sizes.tree.of(len(work.verifying))
-        return replace(work, query_len=shape.num_rows, path_len=shape.path_len)
+        return self.sizes.tree.of(num_requests).drafts
 
     def _add_parts(self, work: Work, waiting: list[Request]) -> None:
         """Pack prompts in order, up to the budget; only the last of them may go on."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdec.requests.request import Request
+from specdec.sizes import DraftShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,23 +36,19 @@ class PromptPart:
 class Work:
     """A step's batch slots: requests that verify, then parts of prompts, those that end first.
 
-    query_len: rows of each that verifies, 1 where none of them drafts, else all drafts and one
-    path_len: of a tree's rows, those that its tokens come from; None: a chain's, which is all
-    proposes_tree: what the draft proposes after this step is a tree for each, not a chain
-    shared_rows: where not 0, each has 1 to query_len rows instead, its share of these
-    num_live: levels of the drafts that the step before has left; 0 where these are dropped trees
-    num_levels: that the draft runs after this step; None: all K, or none where no request drafts
+    shape: what each that verifies has rows for at most
+    shared_rows: if not 0, all rows that verify, which are shared out among these requests
+    num_live: levels of the drafts that shared rows verify
+    next_shape: what the draft proposes after the step
     """
 
     verifying: list[Request]
-    query_len: int
-    prompts: list[Request]
-    parts: list[PromptPart]
+    shape: DraftShape
     shared_rows: int = 0
     num_live: int = 0
-    num_levels: int | None = None
-    path_len: int | None = None
-    proposes_tree: bool = False
+    next_shape: DraftShape
+    prompts: list[Request]
+    parts: list[PromptPart]
 
     @property
     def requests(self) -> list[Request]:
@@ -59,27 +56,12 @@ class Work:
 
     @property
     def most_drafts(self) -> int:
-        """Bound the drafts that a request may have accepted: at most one for each level.
-
-        Where the number of levels varies, num_live counts them.
-        """
-        if self.shared_rows:
-            return self.num_live
-        most = self.max_num_sampled - 1
-        return min(most, self.num_live) if self.num_live else most
+        """Bound the drafts that a request may have accepted: at most one for each level."""
+        return self.num_live if self.shared_rows else self.shape.path_len - 1
 
     @property
     def num_verify_rows(self) -> int:
-        return self.shared_rows or len(self.verifying) * self.query_len
-
-    @property
-    def verifies_trees(self) -> bool:
-        return self.path_len is not None
-
-    @property
-    def max_num_sampled(self) -> int:
-        """Count the rows of a verify slot that its tokens can come from."""
-        return self.query_len if self.path_len is None else self.path_len
+        return self.shared_rows or len(self.verifying) * self.shape.rows
 
     @property
     def token_bounds(self) -> list[tuple[int, int]]:
@@ -87,6 +69,11 @@ class Work:
         most_drafts = self.most_drafts
         rounds = [(1, 1 + min(each.num_speculative_tokens, most_drafts)) for each in self.verifying]
         return [*rounds, *((int(part.samples),) * 2 for part in self.parts)]
+
+
+def work_of(verifying: list[Request], shape: DraftShape, next_shape: DraftShape) -> Work:
+    """Make work without prompts."""
+    return Work(verifying=verifying, shape=shape, next_shape=next_shape, prompts=[], parts=[])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,10 @@ from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.tile_shapes import ROW_CLASSES
 from specdec.requests.row_start import EVERYTHING, GREEDY, RowStart, SamplingFlags
-from specdec.rounds.step_sizes import RowMasks, Step
+from specdec.rounds.step_sizes import Round, RowMasks, Step
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
-from specdec.sizes import EngineSizes, TreeShape
+from specdec.sizes import IDLE, PLAIN, DraftShape, EngineSizes, TreeShape, chain
 from specdec.step import Acts
 
 DRAWN = SamplingFlags(noise=True, floor=True)
@@ -75,17 +75,17 @@ def forwards(runner: Runner) -> Iterator[Step]:
         # where the number of drafts is fixed, those that a part of a long prompt fills
         longest = min(sizes.max_num_batched_tokens, most)
         for rows in counts_by_kind(1, most) if sizes.is_adaptive else (longest,):
-            yield prompts(runner, lengths_of(sizes, rows), num_levels=0)
+            yield prompts(runner, lengths_of(sizes, rows), next_shape=PLAIN)
     for length, count in attention_cuts(runner, ATTENTION_ROWS, sizes.max_num_batched_tokens):
         yield chunk(runner, length, count)
     rounds = uniform_rounds(runner)
     for query_len, count in attention_cuts(runner, rounds, sizes.max_num_rows, sizes.tree):
-        yield round_of(runner, count, query_len)
+        yield round_of(runner, count, shape_with(sizes, query_len))
     if launch_plan.PROMPT_MORE_THAN is not None:  # whatever the query heads of a kv head
         yield chunk(runner, launch_plan.PROMPT_MORE_THAN + 1, 1)
     yield from shared_rounds(runner)
     for count, rows in shared_cuts(runner):
-        yield round_of(runner, count, None, GREEDY, rows, 2)
+        yield shared_round(runner, count, rows)
     yield from tree_rounds(runner)
 
 
@@ -144,16 +144,16 @@ def samplings(runner: Runner) -> Iterator[Step]:
             yield chunk(runner, 1, count, flags)
         for query_len in query_lens:
             for count in request_counts(runner, query_len):
-                yield round_of(runner, count, query_len, flags)
+                yield round_of(runner, count, shape_with(runner.sizes, query_len), flags)
         yield from mixed_steps(runner, flags)
         yield from shared_rounds(runner, flags)
         yield from tree_rounds(runner, flags)
     for flags in FLAGS:
         yield chunk(runner, 1, 1, flags)
         for query_len in query_lens:
-            yield round_of(runner, 1, query_len, flags)
+            yield round_of(runner, 1, shape_with(runner.sizes, query_len), flags)
         if runner.sizes.is_adaptive:
-            yield round_of(runner, 1, None, flags, runner.sizes.query_len, 2)
+            yield shared_round(runner, 1, runner.sizes.query_len, flags)
         for count in tree_counts(runner.sizes):
             yield tree_round(runner, count, flags)
     words = -(-runner.state.sampling.vocab_size // 32)
@@ -175,9 +175,9 @@ def shared_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Ste
     fewest = {rows: count for count, rows in reversed(shapes)}  # ascending by both
     chosen = [*fewest.items(), *((rows, count) for count, rows in shapes if count == most)]
     for rows, count in chosen:  # a shape may have more slots than rows
-        yield round_of(runner, min(count, rows), None, flags, rows, 2)
+        yield shared_round(runner, min(count, rows), rows, flags)
     if shapes:
-        yield round_of(runner, 1, 1, flags, num_levels=0)
+        yield round_of(runner, 1, PLAIN, flags, PLAIN)
 
 
 def tree_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Step]:
@@ -206,15 +206,13 @@ def tree_round(
     """
     sizes = runner.sizes
     assert sizes.tree is not None, "sizes of chains"
-    shape = sizes.tree.of(num_reqs)
-    rows, Q, L = [-1] * num_reqs, shape.num_rows, shape.num_levels
-    return runner.step_of(rows, parts, sizes.max_model_len, flags, Q, 0, L, proposes_tree=True)
+    shape = sizes.tree.of(num_reqs).drafts
+    return round_of(runner, num_reqs, shape, flags, parts=parts)
 
 
 def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
     """List steps in which rows that verify and ends of prompts make any number of decided rows."""
     sizes = runner.sizes
-    bound = sizes.max_model_len
     if sizes.max_num_seqs == 1:  # its only request verifies or begins
         return
     if sizes.is_adaptive:  # any share of the rows and any number of prompts that end
@@ -222,7 +220,7 @@ def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
         for rows in counts_by_kind(1, decided):
             if rows > 1:
                 parts = padding_parts(runner, [1])
-                yield runner.step_of([-1], parts, bound, flags, None, rows - 1, num_levels=2)
+                yield shared_round(runner, 1, rows - 1, flags, parts)
         for count in tree_counts(sizes):
             if count < sizes.max_num_seqs:
                 yield tree_round(runner, count, flags, padding_parts(runner, [1]))
@@ -232,7 +230,8 @@ def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
         num_ending = rows - num_verified * sizes.query_len
         if num_verified > 0 and 0 < num_ending <= sizes.max_num_seqs - num_verified:
             parts = padding_parts(runner, [1] * num_ending)
-            yield runner.step_of([-1] * num_verified, parts, bound, flags, sizes.query_len)
+            shape = sizes.shape_of(num_verified)
+            yield round_of(runner, num_verified, shape, flags, parts=parts)
 
 
 def request_counts(runner: Runner, query_len: int) -> Iterable[int]:
@@ -277,11 +276,14 @@ def prompts(
     lengths: Sequence[int],
     flags: SamplingFlags = GREEDY,
     num_logprobs: int | None = None,
-    num_levels: int | None = None,
+    next_shape: DraftShape | None = None,
 ) -> Step:
-    """Make a step of prompts without state rows. num_levels: of drafts after it, None: K."""
+    """Make a step of prompts without state rows. next_shape: None: with further levels."""
     parts = padding_parts(runner, lengths, num_logprobs)
-    return runner.step_of((), parts, 0, flags, None, 0, num_levels)
+    sizes = runner.sizes
+    if next_shape is None:
+        next_shape = chain(2) if sizes.is_adaptive else sizes.shape_of(len(parts))
+    return runner.step_of(Round(next_shape=next_shape, parts=parts), 0, flags)
 
 
 def lengths_of(sizes: EngineSizes, rows: int) -> list[int]:
@@ -310,14 +312,41 @@ def padding_parts(
     ]
 
 
+def shape_with(sizes: EngineSizes, query_len: int) -> DraftShape:
+    """Find the shape with so many rows, where they are not shared out."""
+    return PLAIN if query_len == 1 else sizes.shape_of(1)
+
+
 def round_of(
     runner: Runner,
     num_reqs: int,
-    query_len: int | None,
+    shape: DraftShape,
     flags: SamplingFlags = GREEDY,
+    next_shape: DraftShape | None = None,
+    *,
     shared_rows: int = 0,
-    num_levels: int | None = None,
+    parts: Sequence[PromptPart] = (),
 ) -> Step:
-    """Make a round of padding; see Runner.run_step."""
-    rows, bound = [-1] * num_reqs, runner.sizes.max_model_len
-    return runner.step_of(rows, (), bound, flags, query_len, shared_rows, num_levels)
+    """Make a round of padding, see Runner.run_step. next_shape: None: as the shape."""
+    if next_shape is None:
+        next_shape = shape if shape.nodes else IDLE
+    round = Round(
+        state_rows=[-1] * num_reqs,
+        shape=shape,
+        shared_rows=shared_rows,
+        next_shape=next_shape,
+        parts=parts,
+    )
+    return runner.step_of(round, runner.sizes.max_model_len, flags)
+
+
+def shared_round(
+    runner: Runner,
+    num_reqs: int,
+    num_rows: int,
+    flags: SamplingFlags = GREEDY,
+    parts: Sequence[PromptPart] = (),
+) -> Step:
+    """Make a round of padding whose rows are shared out; one further level is drafted."""
+    shape = runner.sizes.shape_of(num_reqs)
+    return round_of(runner, num_reqs, shape, flags, chain(2), shared_rows=num_rows, parts=parts)

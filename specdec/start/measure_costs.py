@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from specdec.kernels.compilations import compiling_is_expected
 from specdec.kernels.tile_shapes import PARALLEL_ROWS, row_class
-from specdec.requests.row_start import GREEDY, RowStart
-from specdec.rounds.step_sizes import Step
+from specdec.requests.row_start import RowStart
+from specdec.rounds.step_sizes import Round, Step
 from specdec.runner import Runner
 from specdec.scheduling.step_costs import (
     LEAST_PROMPT_ROWS,
@@ -22,7 +22,7 @@ from specdec.scheduling.step_costs import (
     StepCosts,
     TreeCosts,
 )
-from specdec.sizes import BLOCK_SIZE
+from specdec.sizes import BLOCK_SIZE, PLAIN, chain
 from specdec.start.compile_ahead import lengths_of, prompts, tree_round
 from specdec.start.step_times import (
     Timed,
@@ -167,7 +167,7 @@ def _level(rounds: Sequence[Timed]) -> Measured:
     """Price a level by requests, from the first round with each number of them."""
     found: dict[int, float] = {}
     for timed in rounds:
-        if timed.step.num_levels is not None:
+        if timed.varies:
             found.setdefault(timed.step.num_reqs, timed.level_ms)
     return tuple(sorted(found.items()))
 
@@ -177,15 +177,21 @@ def _round(
 ) -> Step:
     """shared_rows: 0: all rows of the requests, or one for each where nothing is drafted."""
     sizes = runner.sizes
-    Q = 1 if num_levels == 0 else sizes.query_len
-    return runner.step_of(state_rows, (), sizes.max_model_len, GREEDY, Q, shared_rows, num_levels)
+    usual = sizes.shape_of(len(state_rows))
+    round = Round(
+        state_rows=state_rows,
+        shape=PLAIN if num_levels == 0 else usual,
+        shared_rows=shared_rows,
+        next_shape=usual if num_levels is None else chain(num_levels),
+    )
+    return runner.step_of(round, sizes.max_model_len)
 
 
 def _prompt(runner: Runner, rows: int) -> Step:
     """Make prompts of padding, as far as the sizes allow; several where one is too long."""
     sizes = runner.sizes
     lengths = lengths_of(sizes, min(rows, sizes.max_num_rows))
-    return prompts(runner, lengths, num_levels=1 if sizes.is_adaptive else None)
+    return prompts(runner, lengths, next_shape=chain(1) if sizes.is_adaptive else None)
 
 
 def _keys(runner: Runner) -> tuple[Timed, Timed, int] | None:
@@ -225,7 +231,7 @@ def _pair(runner: Runner, prompts: Sequence[Timed]) -> tuple[Timed, Timed, int]:
     first = next(known, None) or Timed(runner, _prompt(runner, rows))
     [part] = first.step.parts
     moved = replace(part, prompt=[0] * (start + rows), start=start)
-    step = runner.step_of((), [moved], 0, GREEDY, None, 0, first.step.num_levels)
+    step = runner.step_of(Round(next_shape=first.step.next_shape, parts=[moved]), 0)
     later = Timed(runner, step)
     for timed in (first, later):
         timed.run()

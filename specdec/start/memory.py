@@ -15,7 +15,7 @@ from torch import Tensor
 from graphs.frozen_heap import frozen_heap
 from specdec.requests.row_start import EVERYTHING, GREEDY
 from specdec.runner import Runner
-from specdec.sizes import BLOCK_SIZE, EngineSizes
+from specdec.sizes import BLOCK_SIZE, IDLE, PLAIN, EngineSizes
 from specdec.start.compile_ahead import lengths_of, padding_parts
 from specdec.start.device import release_memory
 from specdec.start.sizing import GIB
@@ -127,15 +127,14 @@ def run_largest_steps(runner: Runner) -> None:
     rows = all_rows[len(parts) :]
     for needs in (GREEDY, EVERYTHING):
         run = partial(runner.run_step, max_num_computed=bound, flags=needs)
-        levels = sizes.num_speculative_tokens if sizes.is_adaptive else None
-        run(rows, parts, shared_rows=_shared(sizes, len(rows)), num_levels=levels)
-        run(all_rows, query_len=1)
-        run(all_rows, shared_rows=_shared(sizes, len(all_rows)), num_levels=levels)
+        run(rows, parts, shared_rows=_shared(sizes, len(rows)))
+        run(all_rows, shape=PLAIN, next_shape=IDLE)
+        run(all_rows, shared_rows=_shared(sizes, len(all_rows)))
         runner.read(sizes.max_num_seqs)
         if sizes.is_adaptive and sizes.tree is not None:
             with_trees = all_rows[: sizes.max_tree_requests]
-            Q = sizes.tree.of(len(with_trees)).num_rows
-            run(with_trees, query_len=Q, num_levels=levels, proposes_tree=True)
+            shape = sizes.tree.of(len(with_trees)).drafts
+            run(with_trees, shape=shape, next_shape=shape)
 
 
 def _shared(sizes: EngineSizes, num_verified: int) -> int:

@@ -28,7 +28,9 @@ class Timed:
 
     def __init__(self, runner: Runner, step: Step) -> None:
         self.step = step
+        self.varies = runner.sizes.is_adaptive  # the number of levels, from step to step
         self._acts = _MarkingActs(**vars(runner.acts))
+        self._acts.varies = self.varies
         # marks of each run, and of the draft's levels in it, if their number varies
         self._runs: list[tuple[Any, Any, tuple[Any, Any] | None]] = []
         for _ in range(2 if step.num_tokens <= FEW_ROWS else 1):
@@ -60,7 +62,7 @@ class Timed:
     @property
     def level_ms(self) -> float:
         """Milliseconds of each of these levels; 0 where there are none."""
-        most = (self.step.num_levels or 1) - 1
+        most = self.step.next_shape.levels - 1 if self.varies else 0
         return min(levels_ms for _, levels_ms in self._times()) / most if most > 0 else 0.0
 
 
@@ -71,12 +73,13 @@ class _MarkingActs(Acts):
     """
 
     levels: tuple[Any, Any] | None = None
+    varies = False
 
     def decode_draft(self, step: Step) -> None:
         """Mark the levels if their number varies."""
         begin = mark()
         super().decode_draft(step)
-        if step.num_levels is not None:
+        if self.varies:
             self.levels = begin, mark()
 
 

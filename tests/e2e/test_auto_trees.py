@@ -3,6 +3,7 @@
 Planners are told what to choose, at random or by a list, since their own choice needs a GPU.
 """
 
+import itertools
 import random
 import time
 from dataclasses import replace
@@ -17,6 +18,7 @@ from specdec import LLM, SamplingParams, sizes
 from specdec.feedback import _chains_in_trees
 from specdec.requests.metrics import Counter
 from specdec.rounds.results import StepResult
+from specdec.rounds.step_sizes import Proposal
 from specdec.scheduling.round_history import IMPROBABLE
 from specdec.scheduling.row_planner import RoundPlan
 from specdec.scheduling.step_costs import RoundCosts
@@ -145,7 +147,7 @@ def test_trees_are_for_few_requests(make, expected, prompts, monkeypatch):
     real = llm.engine.runner.run_step
 
     def run_step(rows, parts, **options):
-        seen.append((len(rows) + len(parts), options["proposes_tree"]))
+        seen.append((len(rows) + len(parts), options["next_shape"].is_wide))
         return real(rows, parts, **options)
 
     monkeypatch.setattr(llm.engine.runner, "run_step", run_step)
@@ -197,16 +199,15 @@ def test_graphs_replay_what_runs_eagerly(make, prompts, tree, token_sizes, most)
         found.append([(each.outputs[0].token_ids, each.stats.rounds) for each in outputs])
     assert found[0] == found[1]
     counters = llm.graph_counters()
-    trees = ["target_tree", "draft_tree_prefill", "draft_tree_decode"]
     shape = llm.sizes.tree
-    rows = {shape.of(n).num_rows for n in range(1, most + 1)} - {shape.num_rows}
-    trees += [f"target_tree_of_{n}_rows" for n in rows]
-    of_trees = (*trees, "draft_tree_prefill_sampled", "draft_tree_decode_sampled")
-    for name in ("target_decode", "target_plain", "draft_prefill", "draft_decode", *of_trees):
+    for name in ("target_decode", "target_plain", "draft_prefill", "draft_decode"):
         assert counters[name].replays[CUDAGraphMode.FULL] > 0, name
         assert CUDAGraphMode.NONE not in counters[name].dispatches, name
-    largest = max(n for n in range(1, most + 1) if shape.of(n).num_rows == shape.num_rows)
-    assert counters["target_tree"].captures[0].descriptor.num_reqs == largest
+    captured = [each.descriptor for each in counters["target_decode"].captures]
+    widths = {(n, shape.of(n).num_rows) for n in llm.engine.runner.graphs.tree_sizes}
+    assert widths == {(each.num_reqs, each.query_len) for each in captured if each.query_len}
+    kinds = {each.descriptor.kind for each in counters["draft_decode"].captures}
+    assert kinds == {Proposal(*each) for each in itertools.product((False, True), repeat=2)}
 
 
 @pytest.mark.parametrize(

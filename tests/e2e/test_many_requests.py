@@ -180,7 +180,7 @@ def test_the_longest_context_of_a_round_is_bounded_by_its_last_row(
     def run_step(rows, parts, **options):
         if rows:
             computed = int(runner.state.num_computed_tokens[rows].max())
-            slack.append(options["max_num_computed"] - computed - options["query_len"])
+            slack.append(options["max_num_computed"] - computed - options["shape"].rows)
         return real(rows, parts, **options)
 
     monkeypatch.setattr(runner, "run_step", run_step)
@@ -370,7 +370,7 @@ def test_requests_that_do_not_speculate_run_rounds_of_one_row(make, greedy, prom
     monkeypatch.setattr(
         llm.engine.runner,
         "run_step",
-        lambda *args, **options: lengths.append(options["query_len"]) or real(*args, **options),
+        lambda *args, **options: lengths.append(options["shape"].rows) or real(*args, **options),
     )
     params = [greedy(6, speculate=False), greedy(NUM_TOKENS, speculate=False)]
     plain = run(llm, prompts[:2], params)

@@ -117,7 +117,7 @@ class Recorder:
 
         def run(step):
             real(step)
-            if step.path_len is not None:
+            if step.shape.is_wide:
                 self.walks.append(tree.walked[0].tolist())
             found = tree.tokens[0], tree.places[0], tree.scores[0], runner.state.draft_tokens[0]
             self.drafted.append([x.tolist() for x in (*found, runner.state.draft_parents[0])])

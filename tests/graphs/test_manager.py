@@ -127,12 +127,13 @@ def test_replay_equals_eager_over_shrinking_and_growing_batches(family, use_brea
 
 
 def test_ragged_batches_replay_whole_if_they_are_of_the_kind(toy, backend, device):
-    sizes = CaptureSizes(requests=(4,), tokens=(16,), shapes=((2, 3), (4, 6), (4, 10)))
+    of = BatchDescriptor
+    further = of(3, 2, kind="toy"), of(6, 4, kind="toy"), of(10, 4, kind="toy")
+    sizes = CaptureSizes(requests=(4,), tokens=(16,), further=further)
     family = Family(toy, backend, device, BOTH, sizes)
     family.capture()
-    of = BatchDescriptor
-    for num_reqs, num_tokens, desc in ((4, 9, of(10, 4)), (3, 3, of(6, 4)), (1, 3, of(3, 2))):
-        chosen, rows, expected = family.step(num_reqs, num_tokens, takes_shapes=True)
+    for num_reqs, num_tokens, desc in zip((4, 3, 1), (9, 3, 3), reversed(further), strict=True):
+        chosen, rows, expected = family.step(num_reqs, num_tokens, kind="toy")
         assert (chosen.mode, chosen.descriptor) == (FULL, desc)
         torch.testing.assert_close(rows, expected)
     chosen, rows, expected = family.step(3, 3)
@@ -268,22 +269,24 @@ def test_the_bytes_of_a_capture_are_its_own_while_others_use_the_device(cpu_toy,
     assert family.manager.num_bytes() == 0
 
 
-def test_families_that_share_memory_run_in_turn(toy, backend, device):
-    sizes = capture_sizes(8, MAX_TOKENS)
-    one = Family(toy, backend, device, BOTH, sizes)
-    other = Family(toy, backend, device, FULL_DECODE_ONLY, sizes, shares=one.manager)
-    alone = Family(toy, backend, device, FULL_DECODE_ONLY, sizes)
-    for family in (one, other, alone):
-        family.capture()
-    for family, num_reqs in itertools.product((one, other) * 2, (8, 3)):
-        chosen, ours, expected = family.step(num_reqs, 2 * num_reqs, 2)
-        assert chosen.mode is FULL
+def test_kinds_share_memory_and_run_in_turn(toy, backend, device):
+    def family(*kinds):
+        of = [BatchDescriptor(2 * n, n, 2, kind=kind) for kind in kinds for n in (3, 8)]
+        made = Family(
+            toy, backend, device, BOTH, CaptureSizes(requests=(), tokens=(16,), further=tuple(of))
+        )
+        made.capture()
+        return made
+
+    alone, both = family("a"), family("a", "b")
+    for kind, num_reqs in itertools.product("abab", (8, 2)):
+        chosen, ours, expected = both.step(num_reqs, 2 * num_reqs, 2, kind=kind)
+        assert (chosen.mode, chosen.descriptor.kind) == (FULL, kind)
         assert torch.equal(ours, expected)
+    assert both.step(2, 4, 2, kind="c")[0].mode is PIECEWISE
     if device.type == "cuda":
-        assert other.manager.counters.num_bytes < alone.manager.counters.num_bytes
-    other.manager.clear_graphs()
-    _, ours, expected = one.step(3, 6, 2)
-    assert torch.equal(ours, expected)
+        assert both.manager.counters.num_bytes < 2 * alone.manager.counters.num_bytes
+    assert both.manager.measure(both.make_forward) > 0
 
 
 def test_captures_pin_no_memory(tape, cpu_toy):

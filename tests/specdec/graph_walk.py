@@ -16,7 +16,7 @@ from specdec.config import GraphConfig
 from specdec.requests.row_start import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
-from specdec.sizes import EngineSizes, TreeShape
+from specdec.sizes import PLAIN, EngineSizes, TreeShape
 from tests.specdec.buffer_tensors import buffer_tensors
 from tests.specdec.tiny_pair import changed, lively, random_draft
 from tests.weights.tiny import eagle1_config, eagle3_config, tiny_target
@@ -181,7 +181,7 @@ class Walk:
         numbers = [result.sampled_tokens, result.num_accepted, drafts]
         num_rows = how.get("shared_rows") or len(rows) * (K + 1)
         num_seeds = len(rows)
-        if how.get("query_len") == 1:  # extends the draft's cache, and leaves no streams
+        if how.get("shape") == PLAIN:  # extends the draft's cache, and leaves no streams
             num_rows = num_seeds = 0
         decided = list(range(num_rows))
         found = [torch.tensor(number) for number in numbers]

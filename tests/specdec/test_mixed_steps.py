@@ -13,8 +13,10 @@ from specdec.passes import contexts
 from specdec.requests.row_start import EVERYTHING, GREEDY, RowStart, SamplingFlags, SamplingStart
 from specdec.rounds.results import StepResult
 from specdec.rounds.state import RequestState
+from specdec.rounds.step_sizes import Round
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
+from specdec.sizes import IDLE, PLAIN, DraftShape, chain
 from tests.specdec.graph_walk import (
     caches,
     make_backend,
@@ -125,10 +127,15 @@ class Seen:
 
 
 def run(
-    runner: Runner, rows: list[int], parts: list[PromptPart], flags: SamplingFlags, query_len: int
+    runner: Runner,
+    rows: list[int],
+    parts: list[PromptPart],
+    flags: SamplingFlags,
+    shape: DraftShape,
 ) -> Seen:
-    runner.run_step(rows, parts, max_num_computed=60, flags=flags, query_len=query_len)
-    num_rows = len(rows) * query_len + sum(each.length for each in parts)
+    shapes = {"shape": shape, "next_shape": IDLE if shape == PLAIN and not parts else None}
+    runner.run_step(rows, parts, max_num_computed=60, flags=flags, **shapes)
+    num_rows = len(rows) * shape.rows + sum(each.length for each in parts)
     buffers = runner.buffers.hidden_states, runner.buffers.aux_hidden_states
     result = runner.read(len(rows) + len(parts))
     return Seen(result, [buffer[:num_rows].clone() for buffer in buffers])
@@ -221,7 +228,7 @@ def walk(
     for runner in (mixed, apart):
         begin(runner, k, name)
     both = mixed, apart
-    how = FLAGS[name], query_len
+    how = FLAGS[name], chain(query_len - 1)
     # a round of which nothing is drafted leaves the draft alone; with prompts it does not
     drafts_apart = query_len == k + 1
     verified = set()
@@ -285,10 +292,11 @@ def test_kernels_prepared_for_a_rounds_rows_serve_its_like(monkeypatch):
     """Those of prompts are each step's own: their grids differ."""
     runner = tiny_runner(tiny("eagle3", torch.device("cpu")), 3, GRAPHS)
 
-    def launches(rows, num_computed, query_len=None):
+    def launches(rows, num_computed, num_drafts=3):
         """Of the rows that verify, of prompts, and of the draft's seeds."""
         parts = [part(7, 0, 4)]
-        step = runner.step_of(rows, parts, num_computed, GREEDY, query_len)
+        round = Round(state_rows=rows, shape=chain(num_drafts), next_shape=chain(3), parts=parts)
+        step = runner.step_of(round, num_computed)
         of_target = runner.target.contexts.rows(step, step.passes.target)
         assert step.passes.draft_prefill is not None
         of_draft = runner.draft.contexts.rows_and_seeds(step, step.passes.draft_prefill, 4)
@@ -301,7 +309,7 @@ def test_kernels_prepared_for_a_rounds_rows_serve_its_like(monkeypatch):
     assert again is verified
     assert seeds_again is seeds
     assert others is not prompts
-    for changes in ([0, 1], 20), ([0, 1, 2], 20, 1), ([0, 1, 2], 62):  # 66 keys are in two splits
+    for changes in ([0, 1], 20), ([0, 1, 2], 20, 0), ([0, 1, 2], 62):  # 66 keys are in two splits
         assert launches(*changes)[0] is not verified
     monkeypatch.setattr(contexts, "MOST_KEPT", 1)
     launches([0, 1, 2, 3], 20)  # new, so that all are dropped

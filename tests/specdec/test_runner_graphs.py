@@ -12,8 +12,10 @@ from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig, graph_modes
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import GraphFamilies, init_piecewise
+from specdec.rounds.step_sizes import Round
 from specdec.runner import Runner
-from specdec.sizes import EngineSizes
+from specdec.scheduling.work import PromptPart
+from specdec.sizes import EngineSizes, chain
 from specdec.target import Target
 from tests.specdec.graph_walk import Walk, assert_same, give_oracle, make_backend, tiny, tiny_runner
 
@@ -136,7 +138,7 @@ def test_compiled_pieces_give_the_same_drafts(expected, backend, draft, k):
     assert walk.runner.graphs.target.prefill.counters.replays[PIECEWISE] == len(walk.trace) - 1
 
 
-@pytest.mark.parametrize("k", range(9))
+@pytest.mark.parametrize("k", range(1, 9))
 def test_every_count_up_to_the_largest_has_a_graph(k):
     captures, _ = make_backend("tape")
     families = GraphFamilies(GraphConfig(), captures, limits(20, 70, k), has_draft=True)
@@ -156,13 +158,23 @@ def test_every_count_up_to_the_largest_has_a_graph(k):
 
     families.capture([(manager, maker(manager)) for manager in families.managers])
     for num_reqs in range(1, 21):
-        passes = families.dispatch_round(num_reqs)
+        passes = families.passes(round_of(k, [0] * num_reqs), is_drawn=False)
         assert {passes.target.mode, passes.draft_prefill.mode, passes.draft_decode.mode} == {FULL}
         assert num_reqs <= passes.num_reqs <= 20
     for num_tokens in range(1, 71):
-        passes = families.dispatch_ragged(min(num_tokens, 20), num_tokens, 1)
+        lengths = [1] * min(num_tokens - 1, 19)
+        lengths.append(num_tokens - len(lengths))
+        parts = [PromptPart(**NO_PART, prompt=[0] * n, start=0, length=n) for n in lengths]
+        passes = families.passes(round_of(k, parts=parts), is_drawn=False)
         assert (passes.target.mode, passes.draft_prefill.mode) == (PIECEWISE, PIECEWISE)
         assert passes.num_tokens >= num_tokens
+
+
+NO_PART = {"state_row": 0, "blocks": [0]}
+
+
+def round_of(k, rows=(), parts=()):
+    return Round(state_rows=rows, shape=chain(k), next_shape=chain(k), parts=parts)
 
 
 def limits(max_num_seqs, max_num_batched_tokens, k):
@@ -195,7 +207,7 @@ def test_a_family_of_ragged_batches_cannot_be_full():
     ):
         GraphFamilies(GraphConfig(modes=modes), None, sizes, has_draft=True)
     families = GraphFamilies(GraphConfig(), TapeBackend(), sizes, has_draft=True)
-    managers = (families.target.decode, families.target.plain, families.draft.usual[0].decode)
+    managers = (families.target.decode, families.target.plain, families.draft.decode)
     assert {manager.mode for manager in managers} == {CUDAGraphMode.FULL_DECODE_ONLY}
 
 

@@ -8,7 +8,7 @@ import torch
 
 from graphs.modes import CUDAGraphMode
 from specdec.config import GraphConfig, graph_modes
-from specdec.sizes import TreeShape
+from specdec.sizes import PLAIN, TreeShape, chain
 from tests.specdec.graph_walk import Walk, assert_same, give_oracle, make_backend, tiny, tiny_runner
 
 FULL, PIECEWISE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
@@ -89,23 +89,20 @@ def test_families_may_be_off_or_in_pieces_with_the_same_trees(expected, backend)
 
 
 BOTH = TreeShape(num_levels=3, top_k=3, num_nodes=7)
-# what verifies, and what is proposed after it: None, levels of a chain, or a tree
-CHAIN, PLAIN = {"query_len": 4}, {"query_len": 1}
-TREES = {"query_len": BOTH.num_rows}
-NOTHING, ONE, ALL = ({"num_levels": levels} for levels in (0, 1, 3))
-TREE = ALL | {"proposes_tree": True}
+TREE = BOTH.drafts
+# requests, what verifies, rows if they are shared out, and what is proposed after it
 MIXTURE = [
-    ([4, 1, 9, 2, 30], CHAIN | {"shared_rows": 12} | TREE),
-    ([4, 1, 9, 2, 30], TREES | TREE),
-    ([1, 9, 2], TREES | ALL),
-    ([9, 1], CHAIN | {"shared_rows": 8} | TREE),
-    ([1, 9], PLAIN | NOTHING),  # trees are dropped
-    ([1, 9], CHAIN | {"shared_rows": 2} | TREE),
-    ([9, 1], TREES | NOTHING),
-    ([1], CHAIN | {"shared_rows": 1} | ONE),
-    ([1], CHAIN | {"shared_rows": 2} | TREE),
-    ([1], TREES | TREE),
-    ([1], TREES | ONE),
+    ([4, 1, 9, 2, 30], chain(3), 12, TREE),
+    ([4, 1, 9, 2, 30], TREE, 0, TREE),
+    ([1, 9, 2], TREE, 0, chain(3)),
+    ([9, 1], chain(3), 8, TREE),
+    ([1, 9], PLAIN, 0, PLAIN),  # trees are dropped
+    ([1, 9], chain(3), 2, TREE),
+    ([9, 1], TREE, 0, PLAIN),
+    ([1], chain(3), 1, chain(1)),
+    ([1], chain(3), 2, TREE),
+    ([1], TREE, 0, TREE),
+    ([1], TREE, 0, chain(1)),
 ]
 
 
@@ -130,12 +127,12 @@ def test_chains_and_trees_in_turn_over_poison_equal_clean_eager_ones(backend, th
         runner = tiny_runner(pair, BOTH.num_levels, *how, **how_drafted)
         walk = Walk(runner, is_poisoned=not is_clean)
         walk.prefill()
-        for rows, step in MIXTURE:
-            walk.step(rows, **step)
+        for rows, shape, shared_rows, next_shape in MIXTURE:
+            walk.step(rows, shape=shape, shared_rows=shared_rows, next_shape=next_shape)
         traces.append(walk.trace)
     assert_same(*traces)
     if captures is not None:
         counters = runner.graphs.counters()
-        assert counters["target_tree"].replays == {FULL: 5}
-        assert counters["draft_tree_prefill"].replays == {FULL: 6}
-        assert counters["draft_tree_decode"].replays == {FULL: 6}
+        assert counters["target_decode"].replays == {FULL: 10}
+        assert counters["target_plain"].replays == counters["draft_extend"].replays == {FULL: 1}
+        assert counters["draft_prefill"].replays[FULL] == 10

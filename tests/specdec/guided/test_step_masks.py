@@ -9,6 +9,7 @@ import pytest
 from specdec.guided import step_masks
 from specdec.guided.step_masks import GuidedSlot, StepMasks, row_masks
 from specdec.rounds.results import Proposals
+from specdec.sizes import PLAIN, chain
 
 TOKENS, PARENTS = [5, 6, 7, 8], [0, 0, 1, 1]  # leaves: 2, and 3 and 4 under 1
 
@@ -78,7 +79,11 @@ def test_beside_prompts_masks_are_found_while_the_step_is_launched(has_prompt, m
     request = FakeRequest()
     parts = [SimpleNamespace(samples=True)] if has_prompt else []
     work = SimpleNamespace(
-        verifying=[request], query_len=4, most_drafts=3, prompts=[request] * has_prompt, parts=parts
+        verifying=[request],
+        shape=chain(3),
+        most_drafts=3,
+        prompts=[request] * has_prompt,
+        parts=parts,
     )
     masks = StepMasks().of_step(work, lambda _: 3)
     assert began.wait(5 if has_prompt else 0.1) == has_prompt
@@ -89,7 +94,7 @@ def test_what_fails_early_is_raised_where_it_is_waited_for(monkeypatch):
     monkeypatch.setattr(step_masks, "row_masks", lambda *_: 1 / 0)
     request = FakeRequest()
     work = SimpleNamespace(
-        verifying=[], query_len=1, prompts=[request], parts=[SimpleNamespace(samples=True)]
+        verifying=[], shape=PLAIN, prompts=[request], parts=[SimpleNamespace(samples=True)]
     )
     masks = StepMasks().of_step(work, lambda _: 0)
     with pytest.raises(ZeroDivisionError):

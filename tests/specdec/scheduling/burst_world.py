@@ -168,7 +168,7 @@ class BurstWorld:
             truth, said = self.draft.draw(self.rng, easy)
             held = np.cumprod(self.rng.random(truth.shape) < truth, axis=1)
             if self.planner is None:
-                step.accepted = held[:, : work.query_len - 1].sum(axis=1)
+                step.accepted = held[:, : work.shape.nodes].sum(axis=1)
             elif work.num_live:
                 self.share(step, said)
                 step.accepted = np.minimum(held.sum(axis=1), step.verified)
@@ -226,7 +226,7 @@ class BurstWorld:
             num_requests=len(work.verifying),
             num_rows=work.num_verify_rows,
             num_prompt_rows=num_prompt_rows(work),
-            num_levels=work.num_levels,
+            num_levels=work.next_shape.levels,
             num_keys=sum(each.num_tokens for each in work.verifying),
         )
         self.planner.observe_time(size, step.ms)
@@ -271,4 +271,4 @@ def num_prompt_rows(work):
 
 
 def num_levels(work):
-    return work.query_len - 1 if work.num_levels is None else work.num_levels
+    return work.next_shape.levels

@@ -13,7 +13,7 @@ from specdec.scheduling.row_planner import RoundPlan
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.scheduling.work import Work
-from specdec.sizes import EngineSizes
+from specdec.sizes import PLAIN, DraftShape, EngineSizes, chain
 
 K = 3
 
@@ -84,7 +84,7 @@ def step(made, num_tokens=1):
     finish_step(made, work, num_tokens)
     pairs = zip(work.prompts, work.parts, strict=True)
     parts = [(each.request_id, part.start, part.length) for each, part in pairs]
-    return names(work.verifying), work.query_len, parts
+    return names(work.verifying), work.shape.rows, parts
 
 
 def prompts(*parts):
@@ -361,18 +361,18 @@ def test_no_round_is_launched_for_a_request_that_steps_in_flight_will_end():
 @pytest.mark.parametrize(
     "rows, num_tokens",
     [
-        ({"query_len": K + 1}, K + 1),
-        ({"query_len": 1}, 1),
-        ({"query_len": K + 1, "shared_rows": 9, "num_live": 2}, 3),
-        ({"query_len": K + 1, "shared_rows": 9}, 1),
-        ({"query_len": 16, "path_len": K + 1}, K + 1),
-        ({"query_len": 16, "path_len": K + 1, "num_live": 2}, 3),
-        ({"query_len": 16, "path_len": 3, "num_live": K}, 3),
+        ({"shape": chain(K)}, K + 1),
+        ({"shape": PLAIN}, 1),
+        ({"shape": chain(K), "shared_rows": 9, "num_live": 2}, 3),
+        ({"shape": chain(K), "shared_rows": 9}, 1),
+        ({"shape": DraftShape(K, 4, 15)}, K + 1),
+        ({"shape": DraftShape(K, 4, 2)}, 3),
+        ({"shape": DraftShape(2, 4, 15)}, 3),
     ],
 )
 def test_a_round_brings_no_more_tokens_than_its_drafts_have_levels(rows, num_tokens):
     own = [request(0, 5), request(1, 5, k=1)]
-    work = Work(verifying=own, prompts=[], parts=[], **rows)
+    work = Work(verifying=own, next_shape=PLAIN, prompts=[], parts=[], **rows)
     assert work.token_bounds == [(1, num_tokens), (1, min(num_tokens, 2))]
 
 

@@ -100,9 +100,9 @@ class Device:
             held = min(wanted, last)
             for i in range(last + 1):
                 self.write(self.target, request, base + i, i <= held, 0)
-                if work.query_len > 1 or work.parts:
+                if work.shape.nodes > 0 or work.parts:
                     self.write(self.draft, request, base + i, i <= held, 1)
-            for i in range(1, K if work.query_len > 1 or work.parts else 1):
+            for i in range(1, K if work.shape.nodes > 0 or work.parts else 1):
                 self.write(self.draft, request, base + held + i, False, 1)
             self.lengths[request.number] = base + held + 1
             found.append(held + 1)

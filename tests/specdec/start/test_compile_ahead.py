@@ -13,7 +13,7 @@ from specdec.passes.captured import shared_shapes
 from specdec.requests.row_start import GREEDY
 from specdec.rounds.logprobs import ROWS_AT_ONCE
 from specdec.scheduling.work import PromptPart
-from specdec.sizes import EngineSizes
+from specdec.sizes import PLAIN, EngineSizes
 from specdec.start.compile_ahead import (
     DRAWN,
     FLAGS,
@@ -68,9 +68,9 @@ def chunks():
         )
         found: list[list[PromptPart]] = []
 
-        def step_of(rows, parts, bound, flags, query_len=None, shared_rows=0, num_levels=None, **_):
-            if parts and (num_levels == 0 or not extending):
-                found.append(parts)
+        def step_of(round, *_):
+            if round.parts and (round.next_shape == PLAIN or not extending):
+                found.append(round.parts)
 
         runner = SimpleNamespace(
             sizes=sizes,
@@ -116,7 +116,6 @@ def test_a_draft_whose_cache_is_extended_alone_is_compiled_ahead(chunks):
         found = chunks(**sizes, **of_draft, extending=True)
         return [sum(part.length for part in parts) for parts in found]
 
-    assert rows(K=0) == []
     assert rows(K=3) == [1024]
     most = 1024 + 4 * 4
     assert {*map(kind, rows(K=3, is_adaptive=True))} == {*map(kind, range(1, most + 1))}
@@ -142,8 +141,8 @@ def test_rounds_whose_rows_are_shared_out_are_compiled_ahead(max_num_seqs):
     runner = SimpleNamespace(
         sizes=sizes,
         graphs=SimpleNamespace(shapes=shapes),
-        step_of=lambda rows, parts, bound, flags, query_len, shared_rows=0, num_levels=None: (
-            steps.append((len(rows), shared_rows, num_levels))
+        step_of=lambda round, *_: steps.append(
+            (round.num_verified, round.shared_rows, round.next_shape.levels)
         ),
     )
     list(shared_rounds(runner))
@@ -184,7 +183,7 @@ def test_each_kind_of_decided_rows_is_compiled_ahead(max_num_seqs, K):
         num_speculative_tokens=K,
     )
     runner = SimpleNamespace(
-        sizes=sizes, step_of=lambda rows, parts, *_: len(rows) * (K + 1) + len(parts)
+        sizes=sizes, step_of=lambda round, *_: round.num_verified * (K + 1) + len(round.parts)
     )
     found = {kind(rows) for rows in mixed_steps(runner, GREEDY)}
     found |= {kind(count) for count in request_counts(runner, 1)}
@@ -204,7 +203,7 @@ def test_steps_compiled_ahead_fit_into_the_buffers_of_an_engine_with_tiny_chunks
         is_adaptive=True,
     )
     runner = SimpleNamespace(
-        sizes=sizes, step_of=lambda rows, parts, *given, **_: given[3] + len(parts)
+        sizes=sizes, step_of=lambda round, *_: round.shared_rows + len(round.parts)
     )
     assert max(mixed_steps(runner, GREEDY)) <= sizes.max_num_rows == 13
 
@@ -225,4 +224,4 @@ def test_an_adaptive_engine_can_make_every_step_that_is_compiled_ahead(count, fo
     paths = {tree.of(num_reqs).path_len for num_reqs in {1, runner.sizes.max_tree_requests}}
     assert len(paths) == (1 if count == 1 else 2)
     for flags in (GREEDY, DRAWN, *FLAGS):  # kernels take words and penalties for each shape
-        assert {step.path_len for step in steps if step.flags == flags} >= paths, flags
+        assert {step.shape.path_len for step in steps if step.flags == flags} >= paths, flags

@@ -10,6 +10,7 @@ import pytest
 from specdec import LLM
 from specdec.kernels.tile_shapes import row_class
 from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS, StepCosts
+from specdec.sizes import PLAIN
 from specdec.start import step_times
 from specdec.start.measure_costs import AS_NEXT, NEVER, measure_costs, measure_round_costs
 from specdec.start.step_times import apart, as_rounds, between
@@ -82,7 +83,7 @@ class Device:
         computed = self.runner.state.num_computed_tokens
         self.now += sum(MS_PER_KEY * int(computed[row]) for row in step.state_rows if row >= 0)
         self.now += sum(MS_PER_PAIR * part.length * part.start for part in step.parts)
-        sizes = (step.num_reqs, step.num_tokens, bool(step.parts), step.proposes_tree)
+        sizes = (step.num_reqs, step.num_tokens, bool(step.parts), step.next_shape.is_wide)
         if step.num_tokens <= 64 and sizes not in self.known:
             self.now += 1.0
         self.known.add(sizes)
@@ -92,11 +93,11 @@ class Device:
     def ms(self, step):
         if step.parts:
             return mixed_ms(step.num_tokens)
-        return round_ms(step.num_tokens) - 0.25 * (step.num_levels == 0)
+        return round_ms(step.num_tokens) - 0.25 * (step.next_shape == PLAIN)
 
     def draft(self, step):
         level = 0.125 if self.runner._stops_below > 1 else level_ms(step.num_reqs)
-        self.now += level * (step.num_levels - 1)
+        self.now += level * (step.next_shape.levels - 1)
 
 
 def round_ms(rows):

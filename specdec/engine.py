@@ -18,25 +18,22 @@ from functools import partial
 import torch
 
 from graphs.counters import summary
+from specdec.deliver import Deliveries
 from specdec.feedback import Feedback, num_drafted
 from specdec.guided.step_masks import StepMasks
-from specdec.kernels.best_token import NO_TOKEN
 from specdec.kernels.compilations import compilations
 from specdec.requests.intake import Intake, NewRequest, Prompt
 from specdec.requests.metrics import Metric, Totals
-from specdec.requests.output import Logprob
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
 from specdec.requests.row_start import RowStart, SamplingFlags
-from specdec.requests.stats import RoundRecord
-from specdec.rounds.logprobs import StepLogprobs
-from specdec.rounds.results import PendingResult, StepResult
+from specdec.rounds.results import PendingResult
 from specdec.runner import Runner
 from specdec.scheduling.block_pool import BlockPool
 from specdec.scheduling.row_planner import RowPlanner
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_costs import PromptBudget
-from specdec.scheduling.work import PromptPart, Work
+from specdec.scheduling.work import Work
 
 logger = logging.getLogger("specdec")
 
@@ -80,6 +77,7 @@ class Engine:
         self._step_masks = StepMasks()
         self._unfinished: dict[str, list[Request]] = {}  # samples by request id
         self._totals = Totals()
+        self._deliveries = Deliveries(intake.tokenizer, self._totals)
         self._num_compiled = compilations().unexpected.total()  # for other engines, before this one
         self.owner: threading.Thread | None = None  # if set, the only thread that may call
 
@@ -102,7 +100,7 @@ class Engine:
                 f"request_id {taken or 'given twice'}: give each running request an id of its own"
             )
         for samples in added.values():
-            self._check_fits(samples[0])
+            self.scheduler.blocks.check_fits(samples[0])
         for samples in added.values():
             self.intake.draw_seed(samples)
         self._unfinished |= added
@@ -295,7 +293,9 @@ class Engine:
         if self.feedback is not None:
             self.feedback.observe_time(step.work, step.result, step.launched_at)
         before = [request for request in step.work.requests if request.finish is None]
-        changed = [*self._take_verified(step.work, result), *self._take_prompts(step.work, result)]
+        if self.feedback is not None:
+            self.feedback.observe(step.work, result)
+        changed = self._deliveries.give(step.work, result)
         self.scheduler.finish_step(step.work)
         self._release([request for request in before if request.finish is not None])
         if not self._unfinished and self.feedback is not None:
@@ -304,106 +304,12 @@ class Engine:
             logger.debug("graphs: %s", summary(self.runner.graphs.counters()))
         return changed
 
-    def _take_verified(self, work: Work, result: StepResult) -> list[Request]:
-        if self.feedback is not None:
-            self.feedback.observe(work, result)
-        changed = []
-        row = 0
-        for b, request in enumerate(work.verifying):
-            drafts = result.draft_tokens[b]
-            first = row
-            row += 1 + len(drafts) if work.shared_rows else work.shape.path_len
-            if request.finish is not None:
-                continue
-            num_accepted = result.num_accepted[b]
-            tokens = result.sampled_tokens[b]
-            parents = tuple(result.draft_parents[b])
-            if tokens[0] >= 0:  # else the round brought nothing
-                record = RoundRecord(tuple(drafts), num_accepted, tokens[num_accepted], parents)
-                request.stats.add_round(record)
-                self._totals.verified(record)
-            self._append(request, tokens[: num_accepted + 1], result.logprobs, first)
-            changed.append(request)
-        return changed
-
     def _learn(self) -> None:
         if self.feedback is not None:  # without a step in flight, the next one waits for this
             self.feedback.learn(has_time=len(self._in_flight) > 0)
-
-    def _take_prompts(self, work: Work, result: StepResult) -> list[Request]:
-        changed = []
-        for i, (request, part) in enumerate(zip(work.prompts, work.parts, strict=True)):
-            if request.finish is not None:
-                continue
-            if part.num_logprobs is not None:
-                self._take_prompt_logprobs(request, part, result.prompt_logprobs[i])
-            if part.samples:
-                self._totals.prompt_ended(request)
-                tokens = result.sampled_tokens[len(work.verifying) + i][:1]
-                num_kept = work.shared_rows or len(work.verifying) * work.shape.path_len
-                self._append(request, tokens, result.logprobs, num_kept + i)
-                changed.append(request)
-        return changed
-
-    def _append(
-        self, request: Request, tokens: list[int], logprobs: StepLogprobs | None, first: int
-    ) -> None:
-        """Give a request its tokens of a step; a marker below 0 ends it.
-
-        first: the row of `logprobs` that belongs to tokens[0]
-        """
-        end = len(tokens)
-        if min(tokens, default=0) < 0:
-            end = next(i for i, token in enumerate(tokens) if token < 0)
-        num_top = request.params.num_logprobs
-        if num_top is not None and logprobs is not None:
-            rows = (logprobs.row(first + i, tokens[i], num_top) for i in range(end))
-            request.logprobs += map(self._named, rows)
-        if end:
-            num_before = len(request.token_ids)
-            request.append(tokens[:end], time.monotonic())
-            self._totals.generated(len(request.token_ids) - num_before)
-        if end == len(tokens) or request.finish is not None:
-            return
-        if tokens[end] == NO_TOKEN:
-            request.end_without_candidates()
-        else:
-            index = len(request.token_ids)
-            message = f"the target's logits at position {index} of the output are not finite"
-            request.end("error", f"{message} (NaN or infinity)")
-            request.has_faulty_blocks = True
-
-    def _take_prompt_logprobs(
-        self, request: Request, part: PromptPart, found: StepLogprobs | None
-    ) -> None:
-        if part.start == 0:
-            request.prompt_logprobs = [None]
-        following = part.prompt[part.start + 1 : part.start + part.length + 1]
-        if found is not None:
-            num_top = part.num_logprobs or 0
-            rows = (found.row(i, token, num_top) for i, token in enumerate(following))
-            request.prompt_logprobs += map(self._named, rows)
-
-    def _named(self, row: dict[int, tuple[float, int]]) -> dict[int, Logprob]:
-        tokenizer = self.intake.tokenizer
-        return {
-            token: Logprob(value, rank, tokenizer.decode([token]))
-            for token, (value, rank) in row.items()
-        }
 
     def _release(self, ended: Sequence[Request]) -> None:
         for request in ended:
             self.scheduler.drop(request)
             if request.is_finished and request.request_id in self._unfinished:
                 self._totals.ended(self._unfinished.pop(request.request_id))
-
-    def _check_fits(self, request: Request) -> None:
-        need = self.scheduler.blocks.needed(request)
-        have = self.scheduler.pool.num_blocks
-        if need > have:
-            raise ValueError(
-                "the cache is too small for this request: prompt of "
-                f"{len(request.prompt_token_ids)} tokens and max_tokens={request.rules.max_tokens} "
-                f"need {need} blocks of 64 tokens, num_kv_blocks={have}: raise num_kv_blocks, or "
-                "lower max_tokens"
-            )

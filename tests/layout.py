@@ -38,7 +38,10 @@ STORY = (
     "specdec.runner",
 )
 FEEDBACK = (*STORY, "specdec.scheduling")
-ENGINE = (*FEEDBACK, "specdec.guided", "specdec.feedback", "specdec.engine", "weights")
+ENGINE = (
+    *(*FEEDBACK, "specdec.guided", "specdec.feedback", "specdec.deliver", "specdec.engine"),
+    "weights",
+)
 LLM = (*ENGINE, *DESCRIBED, "specdec.from_vllm", "specdec.start", "specdec.options", "specdec.llm")
 
 # an answer's text is read without a server, and the command line knows the formats' names
@@ -114,6 +117,7 @@ ROWS: dict[str, Row] = {
     "specdec.step": Row((*STEP, "specdec.target", "specdec.draft"), ("numpy",)),
     "specdec.runner": Row((*STORY, "weights"), ("torch", "numpy")),
     "specdec.feedback": Row(FEEDBACK, ("numpy",)),
+    "specdec.deliver": Row((*STEPPING, "specdec.rounds", "specdec.scheduling")),
     "specdec.engine": Row(ENGINE, ("torch",)),
     "specdec.start": Row(ENGINE, ("torch", "numpy", "huggingface_hub")),
     "specdec.llm": Row((*LLM, "specdec.serve.turns")),

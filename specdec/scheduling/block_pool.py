@@ -123,6 +123,17 @@ class RequestBlocks:
         request.blocks += blocks
         return [(request.state_row, first + i, block) for i, block in enumerate(blocks)]
 
+    def check_fits(self, request: Request) -> None:
+        """Raise ValueError if the whole cache is too small for a request."""
+        need, have = self.needed(request), self._pool.num_blocks
+        if need > have:
+            raise ValueError(
+                "the cache is too small for this request: prompt of "
+                f"{len(request.prompt_token_ids)} tokens and max_tokens={request.rules.max_tokens} "
+                f"need {need} blocks of 64 tokens, num_kv_blocks={have}: raise num_kv_blocks, or "
+                "lower max_tokens"
+            )
+
     def reserve(self, request: Request) -> list[tuple[int, int, int]]:
         """Take all blocks that a running request can ever need; returns the state updates."""
         return self.take(request, self.needed(request) - len(request.blocks))

@@ -108,21 +108,18 @@ def keep_nodes_ref(num_reqs: int, to: DraftLevel) -> None:
     room_B = to.max_model_len - 1 - state.num_computed_tokens[row_B]
     own_B = torch.minimum(to.buffers.draft_levels[:B], state.num_draft_tokens[row_B])
     place_M = torch.arange(wide.scores.shape[1], device=row_B.device)
-    is_live_BM = depths(place_M, to.width) <= torch.minimum(own_B, room_B)[:, None]
-    num_live_B = is_live_BM.sum(dim=1).clamp(max=X)
-    kept = kept_nodes(
-        torch.where(is_live_BM, wide.tokens[:B], 0),
-        torch.where(is_live_BM, wide.scores[:B], -torch.inf),
-        torch.where(is_live_BM, wide.places[:B], ROOT),
-        X,
-        to.width,
-    )
-    is_live_BX = torch.arange(X, device=row_B.device) < num_live_B[:, None]
-    wide.proposed_nodes[:B] = kept.tokens_BX
-    wide.proposed_parents[:B] = kept.parents_BX
+    depth_M = depths(place_M, to.width)
+    is_live_BM = depth_M <= torch.minimum(own_B, room_B)[:, None]
+    scores_BM = torch.where(is_live_BM, wide.scores[:B], -torch.inf)
+    places_BM = torch.where(is_live_BM, wide.places[:B], ROOT)
+    place_BX, parents_BX = kept_nodes(scores_BM, places_BM, X)
+    is_live_BX = is_live_BM.gather(1, place_BX)
+    tokens_BX = torch.where(is_live_BX, wide.tokens[:B].gather(1, place_BX), 0)
+    wide.proposed_nodes[:B] = tokens_BX
+    wide.proposed_parents[:B] = parents_BX
     # row -1, padding: the scratch row
-    state.num_nodes[row_B] = num_live_B
-    state.draft_tokens[row_B] = kept.tokens_BX
-    state.draft_parents[row_B] = kept.parents_BX
-    state.draft_depths[row_B] = torch.where(is_live_BX, kept.depths_BX, 1)
-    state.draft_probs[row_B] = kept.scores_BX.exp()
+    state.num_nodes[row_B] = is_live_BX.sum(dim=1)
+    state.draft_tokens[row_B] = tokens_BX
+    state.draft_parents[row_B] = parents_BX
+    state.draft_depths[row_B] = torch.where(is_live_BX, depth_M[place_BX], 1)
+    state.draft_probs[row_B] = scores_BM.gather(1, place_BX).exp()

@@ -9,8 +9,6 @@ The operations have fixed shapes and never read the device from the host, so tha
 them. Letters: X rows, W draft vocabulary, M nodes of all levels.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -77,19 +75,11 @@ def perturbed(
     return torch.where(is_out_XW, -torch.inf, noisy_XW)
 
 
-class Nodes(NamedTuple):
-    """The kept nodes of B requests, in the order of their rows."""
+def kept_nodes(scores_BM: Tensor, parents_BM: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+    """Keep the best nodes: their places and the rows of their parents [B, X], 0 for the root.
 
-    tokens_BX: Tensor
-    parents_BX: Tensor  # row of the parent, 0 for the root
-    depths_BX: Tensor  # 1 for a child of the root
-    scores_BX: Tensor
-
-
-def kept_nodes(
-    tokens_BM: Tensor, scores_BM: Tensor, parents_BM: Tensor, num_nodes: int, width: int
-) -> Nodes:
-    """Keep the best nodes of all levels. parents_BM: places of nodes, or ROOT."""
+    parents_BM: places of the parents, or ROOT
+    """
     place_BX = best(scores_BM, num_nodes)
     row_X = torch.arange(1, num_nodes + 1, device=place_BX.device).expand_as(place_BX)
     # the last column stands for the root
@@ -97,12 +87,7 @@ def kept_nodes(
     row_BM.scatter_(1, place_BX, row_X)
     parents_BX = parents_BM.gather(1, place_BX)
     parents_BX = torch.where(parents_BX == ROOT, parents_BM.shape[1], parents_BX)
-    return Nodes(
-        tokens_BX=tokens_BM.gather(1, place_BX),
-        parents_BX=row_BM.gather(1, parents_BX),
-        depths_BX=depths(place_BX, width),
-        scores_BX=scores_BM.gather(1, place_BX),
-    )
+    return place_BX, row_BM.gather(1, parents_BX)
 
 
 def depths(place_X: Tensor, width: int) -> Tensor:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from specdec.rounds.rank import ROOT, best, kept_nodes, log_probs, perturbed
+from specdec.rounds.rank import ROOT, best, depths, kept_nodes, log_probs, perturbed
 
 INF = math.inf
 
@@ -48,7 +48,7 @@ def test_the_kept_nodes_bring_their_ancestors():
     # two children of the root, then two each of them
     scores = torch.tensor([[-1.0, -2.0, -1.0, -3.0, -2.0, -2.5]])
     places = torch.tensor([[ROOT, ROOT, 0, 0, 1, 1]])
-    kept = kept_nodes(torch.arange(10, 16)[None], scores, places, 4, 2)
-    assert kept.tokens_BX.tolist() == [[10, 12, 11, 14]]
-    assert kept.parents_BX.tolist() == [[0, 1, 0, 3]]
-    assert kept.depths_BX.tolist() == [[1, 2, 1, 2]]
+    kept, parents = kept_nodes(scores, places, 4)
+    assert kept.tolist() == [[0, 2, 1, 4]]
+    assert parents.tolist() == [[0, 1, 0, 3]]
+    assert depths(kept, 2).tolist() == [[1, 2, 1, 2]]

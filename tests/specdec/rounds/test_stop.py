@@ -11,7 +11,7 @@ from specdec.kernels import jit, tl
 from specdec.rounds.fill import fill_round, fill_round_ref
 from specdec.rounds.fill_tree import fill_tree, fill_tree_ref
 from specdec.rounds.propose import propose_level, write_level, write_level_ref
-from specdec.rounds.rank import kept_nodes
+from specdec.rounds.rank import depths, kept_nodes
 from specdec.rounds.stop import decide, decide_ref
 from specdec.sizes import TreeShape
 from tests.specdec.kernels.by_kernel import by_kernel
@@ -349,10 +349,10 @@ def test_a_tree_keeps_the_nodes_of_the_levels_that_it_has(device, shape, thresho
         assert state.num_nodes[row] == count
         cut = whole.tree.scores[b].clone()
         cut[firsts[levels] :] = -torch.inf
-        tree = (whole.tree.tokens[b], cut, whole.tree.places[b])
-        kept = kept_nodes(*(x[None] for x in tree), shape.num_nodes, shape.top_k)
+        place, parents = kept_nodes(cut[None], whole.tree.places[b][None], shape.num_nodes)
+        kept = whole.tree.tokens[b][place], parents, depths(place, k)
         found = state.draft_tokens[row], state.draft_parents[row], state.draft_depths[row]
-        for ours, theirs in zip(found, kept[:3], strict=True):
+        for ours, theirs in zip(found, kept, strict=True):
             assert torch.equal(ours[:count], theirs[0, :count])
         dead = [x[count:].tolist() for x in found]
         num_dead = shape.num_nodes - count

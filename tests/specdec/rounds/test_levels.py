@@ -45,8 +45,11 @@ def test_a_node_goes_to_the_state_and_to_the_row_after_it(device, K, level, has_
     ours = make(device, K)
     fill_round_ref(*ours, 5, MAX_LEN, K + 1)
     ours[0].draft_tokens[:5] = torch.randint(0, 50, (5, K), device=device)
+    last = level  # of padding
     if is_counted and level > 0:
         ours[0].draft_levels[:5] = level
+        ours[0].draft_levels[3] = K + 1  # what others have left
+        last = K - 1
     theirs = copy.deepcopy(ours)
     normed, weight = torch.randn(5, D, device=device), torch.randn(V, D, device=device)
     d2t = torch.randperm(1000, device=device)[:V] if has_d2t else None
@@ -57,8 +60,9 @@ def test_a_node_goes_to_the_state_and_to_the_row_after_it(device, K, level, has_
     buffers, state = ours
     best = (normed @ weight.t()).argmax(dim=1)
     tokens = best if d2t is None else d2t[best]
-    assert buffers.draft_tokens[:5, level].tolist() == tokens.tolist()
-    assert buffers.draft_levels[:5].tolist() == [level + 1] * 5
+    levels_B = torch.tensor([level, level, level, last, level], device=device)
+    assert buffers.draft_tokens[range(5), levels_B].tolist() == tokens.tolist()
+    assert torch.equal(buffers.draft_levels[:5], levels_B + 1)
     # rows 2, 3 and 4 have no drafts, one place in the context, and none
     for each in (state, theirs[1]):
         assert each.num_nodes[[0, 2, 3, 4]].tolist() == [level + 1, 0, 1, 0]

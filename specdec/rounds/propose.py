@@ -171,6 +171,7 @@ def _write_nodes_kernel(
     position = tl.load(num_computed_ptr + row) + level
     tl.store(proposed_ptr + b * K + level, token)
     tl.store(tokens_ptr + row * X + level, token)
+    tl.debug_barrier()  # every warp has read the count
     tl.store(levels_ptr + b, level + 1)
     own = tl.minimum(level + 1, tl.load(num_drafts_ptr + row))
     room = max_model_len - 1 - (position - level)

@@ -7,6 +7,7 @@ import torch
 
 from specdec.requests.row_start import RowStart
 from specdec.scheduling.work import PromptPart
+from specdec.sizes import chain
 from tests.specdec.graph_walk import prompt_of, tiny, tiny_runner
 
 K = 4
@@ -22,7 +23,7 @@ def drafts_of(pair, is_adaptive):
         prompt = prompt_of(row)
         whole = {"prompt": prompt, "start": 0, "length": len(prompt), "blocks": blocks}
         parts.append(PromptPart(state_row=row, **whole))
-    runner.run_step(parts=parts, num_levels=K if is_adaptive else None)
+    runner.run_step(parts=parts, next_shape=chain(K))
     runner.read(len(parts))
     assert runner.state.num_nodes[:3].tolist() == [K] * 3
     return runner.state.draft_tokens[:3]

@@ -257,7 +257,7 @@ def test_every_next_row_has_a_node_of_its_own(device):
 
 
 def drawn(logits, rows_per_req, level, d2t):
-    """Of greedy and sampled requests, with and without a floor."""
+    """Make noise for greedy and sampled requests, with and without a floor."""
     device = logits.device
     temperature = torch.tensor([0.7, 0.0, 1.0, 0.0, 1.3, 0.5], device=device)
     floor = torch.tensor([-torch.inf, 1e9, 1.0, 0.0, -2.0, -torch.inf], device=device)
@@ -279,7 +279,7 @@ def drawn(logits, rows_per_req, level, d2t):
 def test_rows_are_drawn_with_the_noise_of_their_requests_next_position(
     device, num_reqs, level, monkeypatch
 ):
-    """Of one request too, whose mapping repeats without a copy."""
+    """A single request counts too: its mapping repeats without a copy."""
     monkeypatch.setattr(row_parameters, "use_triton", lambda _: True)
     buffers, state = make(device, 3) if level is None else make_wide(device, SHAPES[0])
     rows = torch.tensor([4, 0, 2], device=device)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from graphs.protocol import GraphBackend
 from specdec.config import GraphConfig
-from specdec.draft import Draft
+from specdec.drafts.drafter import Drafter
+from specdec.drafts.eagle import EagleDrafter
 from specdec.kernels.attention.arguments import workspace_size
 from specdec.kernels.attention.launch_plan import HeadShape, most_rows_in_parts
 from specdec.models.build import allocate_kv_cache, build_draft, build_target
@@ -59,7 +60,7 @@ class Runner:
         self.acceptance = acceptance
         eagle = eagle if sizes.num_speculative_tokens > 0 else None
         self.confidence_threshold = confidence_threshold
-        self.threshold: Tensor | None = None  # see rounds/stop_drafting.py
+        self.threshold: Tensor | None = None  # see rounds/stop.py
         self._stops_below = confidence_threshold or 0.0
         if confidence_threshold != 0 and eagle is not None:
             self.threshold = torch.tensor([self._stops_below], device=device)
@@ -75,7 +76,7 @@ class Runner:
         )
         self.num_levels = 0  # of the draft, in all steps that were run
         self.num_tree_rounds = 0  # steps that verified trees
-        self.calibration: Tensor | None = None  # see rounds/propose.py
+        self.calibration: Tensor | None = None  # see rounds/level.py
         self._workspace = _workspace(self.heads, sizes, device)
         taps = () if eagle is None else eagle.config.aux_boundaries
         model = build_target(target, taps, sizes.max_model_len, device)
@@ -221,7 +222,7 @@ class Runner:
             vocab_size=target.config.vocab_size,
             draft_vocab_size=draft_vocab_size,
             has_probs=self._has_probs or sizes.tree is not None,
-            may_stop=self.threshold is not None,
+            may_stop=self.threshold is not None or sizes.tree is not None,
             num_nodes=0 if sizes.tree is None else sizes.tree.num_nodes,
         )
 
@@ -230,23 +231,23 @@ class Runner:
         blocks = self.sizes.num_kv_blocks + num_tree_blocks
         return allocate_kv_cache(config.layer, config.num_layers, blocks, self._dtype, self.device)
 
-    def _new_draft(self, eagle: LoadedEagle, target: LlamaModel) -> Draft:
+    def _new_draft(self, eagle: LoadedEagle, target: LlamaModel) -> Drafter:
         assert self.graphs.draft is not None, "families without the draft's"
         if self._has_probs:
             K = self.sizes.num_speculative_tokens
             self.calibration = torch.tensor([0.0, 1.0], device=self.device).repeat(2, K, 1)
         self.draft_cache = self._new_cache(eagle, self.sizes.num_draft_tree_blocks)
-        return Draft(
-            build_draft(eagle, target, self.sizes.max_model_len, self.device),
-            eagle.tensors.get("d2t"),
-            self._contexts(self.draft_cache),
-            self.buffers,
-            self.state,
-            self.graphs.draft,
-            self.acceptance,
-            self.calibration,
-            self.threshold,
-            varies=self.sizes.is_adaptive,
+        return EagleDrafter(
+            model=build_draft(eagle, target, self.sizes.max_model_len, self.device),
+            d2t=eagle.tensors.get("d2t"),
+            contexts=self._contexts(self.draft_cache),
+            buffers=self.buffers,
+            state=self.state,
+            graphs=self.graphs.draft,
+            rule=self.acceptance,
+            sizes=self.sizes,
+            calibration=self.calibration,
+            threshold=self.threshold,
         )
 
     def _captures(self) -> Captures:

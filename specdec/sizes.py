@@ -156,6 +156,11 @@ class EngineSizes:
             return chain(self.num_speculative_tokens)
         return self.tree.of(num_reqs).drafts
 
+    def wide_shape_of(self, num_reqs: int) -> DraftShape:
+        """Choose the wide drafts of so many requests."""
+        assert self.tree is not None, "all drafts are chains"
+        return self.tree.of(num_reqs).drafts
+
     @property
     def query_len(self) -> int:
         """Rows per request of a round, Q: the last sampled token and its drafts."""

@@ -46,7 +46,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdec.draft import Draft
+from specdec.drafts.drafter import Drafter
 from specdec.rounds.buffers import StepBuffers
 from specdec.rounds.commit import accept_and_commit, commit_prompts
 from specdec.rounds.commit_tree import TreeRows, commit_trees
@@ -76,7 +76,7 @@ class Acts:
 
     target: Target
     sampler: Sampler
-    draft: Draft | None
+    draft: Drafter | None
     buffers: StepBuffers
     state: RequestState
     results: Results
@@ -166,12 +166,12 @@ class Acts:
     def prefill_draft(self, step: Step) -> None:
         """Extend the draft's KV by the step's rows, with the target's features; propose token 1."""
         assert self.draft is not None, step
-        self.draft.prefill(step)
+        self.draft.extend(step)
 
     def decode_draft(self, step: Step) -> None:
         """Propose tokens 2..K from the draft's own hidden states."""
         assert self.draft is not None, step
-        self.draft.decode(step)
+        self.draft.propose(step)
 
     def send_proposals(self, step: Step) -> None:
         """Start the copy of the proposals to the host, which walks them by grammars."""

@@ -101,8 +101,8 @@ class StepBuffers:
         self.draft_positions = integers(L)  # [B] of the seed, then the next row; 0 = padding
         self.draft_slots = integers(L)  # [B] its cache slot, -1 = padding
         self.draft_tokens = integers(B, K)  # [B, K] chains proposed in this step; 0 = padding
-        # where the draft may stop early; see rounds/stop_drafting.py
-        self.draft_levels = integers(B)  # [B] drafted so far, of trees
+        self.draft_levels = integers(B)  # [B] drafted so far
+        # where the draft may stop early; see rounds/stop.py
         self.num_going = integers(1)  # [1] slots that draft the next level; 0: all have stopped
         self.votes = integers(1)  # [1] 0 between launches
         self.tree: TreeBuffers | None = None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.log_sum_exp import log_sum_exp
-from specdec.rounds.tree import best
+from specdec.rounds.rank import best
 
 ROWS_AT_ONCE = 128  # of a prompt, so that the logits of all its rows need not exist at once
 ROWS_RANKED = 32  # at once, by keys of 8 bytes

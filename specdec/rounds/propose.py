@@ -1,23 +1,25 @@
-"""One draft token per request: the best by the draft's logits, as the target's id.
+"""A level of drafts: the best tokens by the draft's logits, as the target's ids.
 
-Draft level j (0..K-1) has position num_computed - 1 + j: level 0 is the seed row, the last
-committed pair. The row that follows embeds the token at the next position; positions beyond the
-context are padding (position 0, slot -1). A draft is a guess: where its logits leave no choice it
-is the head's token 0, never a marker.
+A draft is a guess: where its logits leave no choice it is the head's token 0, never a marker. With
+noise, tokens are the best of logits / temperature + g (choose_token.py; logits + temperature * g
+where there are several, best_children.py), so that they agree with what the target draws.
 
-Where the number of levels varies from step to step (`calibration` is given), each level goes to the
-state rows at once, with the probability that the chain holds up to it: the product over its levels
-of sigmoid(intercept + slope * logit(confidence)). The confidence of a greedy draft is its softmax
-probability; of a draft drawn with noise g, that of the softmax of logits + temperature * g. With a
-`threshold` drafts go on only while these probabilities reach it on average (stop_drafting.py).
+Two kernels stand behind the one entry, since a node of width 1 needs none of the ranking: here it
+is the best of the head's tiles, whose logits are never written, and goes to the state rows at once.
+Wider levels are in children.py. The twin is one.
+
+Nodes of width 1 have a probability if `calibration` is given: the product over their path of
+sigmoid(intercept + slope * logit(confidence)). The confidence of a greedy draft is its softmax
+probability; of a draft drawn with noise g, that of the softmax of logits + temperature * g.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
+from specdec.kernels.best_children import Perturbation
 from specdec.kernels.best_token import (
     TileMaxima,
     confidence,
@@ -26,61 +28,54 @@ from specdec.kernels.best_token import (
     launch_tile_maxima,
     lowest_best,
 )
-from specdec.kernels.choose_token import NoiseKeys, launch_choices, noisy_ref
-from specdec.kernels.linear import linear_ref
+from specdec.kernels.choose_token import launch_choices, noisy_ref
+from specdec.kernels.linear import linear
 from specdec.kernels.overlap import begin
-from specdec.rounds.buffers import StepBuffers
-from specdec.rounds.state import RequestState
-from specdec.rounds.stop_drafting import count_drafting, decide, decide_ref, drafting_ref
+from specdec.rounds.children import add_children_ref, launch_children, rank_children_ref
+from specdec.rounds.keep_nodes import keep_nodes_ref, launch_keep_nodes
+from specdec.rounds.level import DraftLevel
+from specdec.rounds.stop import count_drafting, decide, decide_ref, drafting_ref, replace
 from specdec.sizes import BLOCK_SIZE
 
 # clamps probabilities to here and 1 - this before the logit, as the calibration does
 LEAST_CONFIDENCE = 1e-4
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftLevel:
-    """Where the tokens of one level go: draft token `level` of each batch slot, and the next row.
-
-    level: None: the level after those that state.num_nodes counts
-    d2t_W: target ids of the draft's, None: the draft has the target's ids
-    calibration: [2, K, 2] intercept and slope by level, of greedy and of sampled requests; None:
-        all K levels are drafted, and the last one brings the tokens to the state rows
-    threshold: [1] see stop_drafting.py, with a calibration; None: no slot stops
-    """
-
-    buffers: StepBuffers
-    state: RequestState
-    level: int | None
-    d2t_W: Tensor | None
-    max_model_len: int
-    calibration: Tensor | None = None
-    threshold: Tensor | None = None
+# makes the floors and the noise of rows from their logits
+Draw = Callable[[Tensor], Perturbation]
 
 
-def propose(normed_BD: Tensor, weight_WD: Tensor, to: DraftLevel) -> None:
-    """Write the best tokens; after the last level, all K to the state rows. weight_WD: the head."""
-    if not use_triton(normed_BD):
-        propose_ref(normed_BD, weight_WD, to)
-        return
-    has_sums = to.calibration is not None
-    launch_write_level(launch_tile_maxima(normed_BD, weight_WD, None, has_sums), to)
-
-
-def propose_sampled(
-    logits_BW: Tensor, floor_B: Tensor, noise_keys: NoiseKeys, to: DraftLevel
+def propose_level(
+    normed_XD: Tensor, weight_WD: Tensor, to: DraftLevel, draw: Draw | None = None
 ) -> None:
-    """Write the tokens that are chosen from logits with noise, as `propose` does."""
-    temperature_B = noise_keys.temperatures
-    if use_triton(logits_BW):
+    """Write the level's nodes and lay out the rows of the next level; after the last, rank nodes.
+
+    normed_XD: what the head reads, of the rows that get children
+    weight_WD: the head
+    draw: None where all requests are greedy
+    """
+    if draw is None and to.width == 1 and use_triton(normed_XD):
         has_sums = to.calibration is not None
-        choices = launch_choices(logits_BW, floor_B, noise_keys, has_sums)
-        launch_write_level(choices, to, temperature_B)
+        launch_write_nodes(launch_tile_maxima(normed_XD, weight_WD, None, has_sums), to)
+        return
+    logits_XW = linear(normed_XD, weight_WD, out_dtype=torch.float32)
+    write_level(logits_XW, to, None if draw is None else draw(logits_XW))
+
+
+def write_level(logits_XW: Tensor, to: DraftLevel, noise: Perturbation | None) -> None:
+    """Write the level from its logits, as `propose_level` does."""
+    if not use_triton(logits_XW):
+        write_level_ref(logits_XW, to, noise)
+    elif to.width > 1:
+        launch_children(logits_XW, to, noise)
+        if to.is_last:
+            launch_keep_nodes(len(logits_XW) // to.rows_per_req, to)
     else:
-        write_level_ref(noisy_ref(logits_BW, floor_B, noise_keys), to, temperature_B)
+        assert noise is not None, "the tiles of the head need no logits"
+        choices = launch_choices(logits_XW, *noise, has_sums=to.calibration is not None)
+        launch_write_nodes(choices, to, noise.noise_keys.temperatures)
 
 
-def launch_write_level(
+def launch_write_nodes(
     maxima: TileMaxima, to: DraftLevel, temperature_B: Tensor | None = None
 ) -> None:
     """Reduce the maxima of tiles to tokens, and write what follows from them."""
@@ -88,25 +83,23 @@ def launch_write_level(
     state = to.state
     best, ids, sums = maxima
     tiles, B = best.shape
-    K = buffers.draft_tokens.shape[1]
     rows = buffers.draft_last_tokens, buffers.draft_positions, buffers.draft_slots
     votes = buffers.num_going, buffers.votes
-    drafts = state.draft_tokens, state.num_nodes, state.draft_confidences, state.draft_probs
+    nodes = state.draft_tokens, state.num_nodes, state.draft_confidences, state.draft_probs
     slots = buffers.sample_mapping, state.num_computed_tokens, state.num_draft_tokens
     R, M = state.block_table.shape
-    X = state.draft_tokens.shape[1]
-    _propose_kernel[(B,)](
-        *(buffers.draft_tokens, *rows, *votes, *drafts, best, ids),
+    _write_nodes_kernel[(B,)](
+        *(buffers.draft_tokens, buffers.draft_levels, *rows, *votes, *nodes, best, ids),
         best if sums is None else sums,
         best if temperature_B is None else temperature_B,
         best if to.calibration is None else to.calibration,
         best if to.threshold is None else to.threshold,
         ids if to.d2t_W is None else to.d2t_W,
-        *(*slots, state.block_table, tiles, B, R - 1, X, M, to.max_model_len),
-        K=K,
-        K_PADDED=next_power_of_2(K),
-        LEVEL=-1 if to.level is None else to.level,
-        VARIES=to.calibration is not None,
+        *(*slots, state.block_table, tiles, B, R - 1, state.draft_tokens.shape[1], M),
+        *(to.max_model_len, -1 if to.level is None else to.level),
+        K=to.shape.levels,
+        IS_FIRST=to.level == 0,
+        HAS_PROBS=to.calibration is not None,
         STOPS=to.threshold is not None,
         IS_SAMPLED=temperature_B is not None,
         HAS_D2T=to.d2t_W is not None,
@@ -118,28 +111,29 @@ def launch_write_level(
     )
 
 
-@jit(varying=("temperatures_ptr", "tiles", "B"))
-def _propose_kernel(
-    tokens_ptr,  # [B, K]
+@jit(varying=("temperatures_ptr", "tiles", "B", "given_level"))
+def _write_nodes_kernel(
+    proposed_ptr,  # [B, K] tokens
+    levels_ptr,  # [B] draft_levels
     last_ptr,  # [B]
     positions_ptr,  # [B]
     slots_ptr,  # [B]
     num_going_ptr,  # [1] with STOPS
     votes_ptr,  # [1] with STOPS
-    state_tokens_ptr,  # [R + 1, X]
-    num_live_ptr,  # [R + 1], with VARIES
-    confidences_ptr,  # [R + 1, X] float32, with VARIES
-    probs_ptr,  # [R + 1, X] float32, with VARIES
+    tokens_ptr,  # [R + 1, X]
+    num_nodes_ptr,  # [R + 1]
+    confidences_ptr,  # [R + 1, X] float32, with HAS_PROBS
+    probs_ptr,  # [R + 1, X] float32, with HAS_PROBS
     best_ptr,  # [tiles, B]
     ids_ptr,  # [tiles, B]
-    sums_ptr,  # [tiles, B] float32, with VARIES
+    sums_ptr,  # [tiles, B] float32, with HAS_PROBS
     temperatures_ptr,  # [B] float32, with IS_SAMPLED
-    calibration_ptr,  # [2, K, 2] float32, with VARIES
+    calibration_ptr,  # [2, K, 2] float32, with HAS_PROBS
     threshold_ptr,  # [1] float32, with STOPS
     d2t_ptr,  # [W]
     sample_ptr,  # [B]
     num_computed_ptr,  # [R + 1]
-    num_drafts_ptr,  # [R + 1] num_draft_tokens, with STOPS
+    num_drafts_ptr,  # [R + 1] num_draft_tokens
     block_table_ptr,  # [R + 1, M]
     tiles,
     B,
@@ -147,10 +141,10 @@ def _propose_kernel(
     X,
     M,
     max_model_len,
+    given_level,  # below 0: the one after those that levels_ptr counts
     K: tl.constexpr,
-    K_PADDED: tl.constexpr,
-    LEVEL: tl.constexpr,
-    VARIES: tl.constexpr,
+    IS_FIRST: tl.constexpr,
+    HAS_PROBS: tl.constexpr,
     STOPS: tl.constexpr,
     IS_SAMPLED: tl.constexpr,
     HAS_D2T: tl.constexpr,
@@ -163,19 +157,26 @@ def _propose_kernel(
     b = tl.program_id(0)
     idx = tl.load(sample_ptr + b)
     row = tl.where(idx < 0, R, idx)
-    level = row * 0 + LEVEL
-    if LEVEL < 0:
-        level = tl.minimum(tl.load(num_live_ptr + row), K - 1)  # padding counts on
+    counted = tl.minimum(tl.maximum(tl.load(levels_ptr + b), 0), K - 1)  # of padding, anything
+    level = tl.where(given_level < 0, counted, given_level)
+    stop = (num_going_ptr, votes_ptr, num_drafts_ptr, threshold_ptr)
     num_voters = tl.num_programs(0)
-    if STOPS and LEVEL != 0:
-        num_voters = count_drafting(num_going_ptr, num_drafts_ptr, threshold_ptr, level, idx, row)
+    if STOPS and not IS_FIRST:
+        num_voters = count_drafting(stop, level, idx, row)
         if num_voters == 0:
             return
     token = tl.maximum(lowest_best(best_ptr, ids_ptr, b, tiles, B, BLOCK), 0).to(tl.int64)
     if HAS_D2T:
         token = tl.load(d2t_ptr + token)
-    tl.store(tokens_ptr + b * K + level, token)
-    if VARIES:
+    position = tl.load(num_computed_ptr + row) + level
+    tl.store(proposed_ptr + b * K + level, token)
+    tl.store(tokens_ptr + row * X + level, token)
+    tl.debug_barrier()  # every warp has read the count
+    tl.store(levels_ptr + b, level + 1)
+    own = tl.minimum(level + 1, tl.load(num_drafts_ptr + row))
+    room = max_model_len - 1 - (position - level)
+    tl.store(num_nodes_ptr + row, tl.maximum(tl.minimum(own, room), 0))
+    if HAS_PROBS:
         scale = 1.0
         kind = row * 0
         if IS_SAMPLED:
@@ -188,102 +189,90 @@ def _propose_kernel(
         logit = tl.log(inside / (1.0 - inside))
         prob = tl.sigmoid(tl.load(line_ptr) + tl.load(line_ptr + 1) * logit)
         at = row * X + level
-        if LEVEL != 0:
+        if not IS_FIRST:
             prob = prob * tl.load(probs_ptr + at - 1, mask=level > 0, other=1.0)
         tl.store(confidences_ptr + at, share)
         tl.store(probs_ptr + at, prob)
-        tl.store(state_tokens_ptr + at, token)
-        tl.store(num_live_ptr + row, level + 1)
         if STOPS:
-            decide(
-                num_going_ptr,
-                votes_ptr,
-                num_drafts_ptr,
-                threshold_ptr,
-                num_voters,
-                prob,
-                level,
-                idx,
-                row,
-            )
-    if VARIES or LEVEL + 1 < K:
-        position = tl.load(num_computed_ptr + row) + level
-        is_valid = (idx >= 0) & (position < max_model_len)
-        block = tl.load(block_table_ptr + row * M + position // S, mask=is_valid, other=0)
-        tl.store(last_ptr + b, token)
-        tl.store(positions_ptr + b, tl.where(is_valid, position, 0))
-        tl.store(slots_ptr + b, tl.where(is_valid, block * S + position % S, -1))
-    else:
-        i = tl.arange(0, K_PADDED)
-        earlier = tl.load(tokens_ptr + b * K + i, mask=i < LEVEL, other=0)
-        tl.store(state_tokens_ptr + row * X + i, tl.where(i == LEVEL, token, earlier), mask=i < K)
+            decide(stop, num_voters, prob, level, idx, row)
+    is_valid = (idx >= 0) & (position < max_model_len)
+    block = tl.load(block_table_ptr + row * M + position // S, mask=is_valid, other=0)
+    tl.store(last_ptr + b, token)
+    tl.store(positions_ptr + b, tl.where(is_valid, position, 0))
+    tl.store(slots_ptr + b, tl.where(is_valid, block * S + position % S, -1))
 
 
-def propose_ref(normed_BD: Tensor, weight_WD: Tensor, to: DraftLevel) -> None:
-    write_level_ref(linear_ref(normed_BD, weight_WD, None, torch.float32), to)
-
-
-def write_level_ref(scores_BW: Tensor, to: DraftLevel, temperature_B: Tensor | None = None) -> None:
-    """scores_BW: logits, or logits / temperature with noise."""
+def write_level_ref(logits_XW: Tensor, to: DraftLevel, noise: Perturbation | None) -> None:
     buffers = to.buffers
     state = to.state
-    B = len(scores_BW)
-    K = buffers.draft_tokens.shape[1]
-    row_B = buffers.sample_mapping[:B]
-    b_B = torch.arange(B, device=row_B.device)
-    guess_B = id_or_marker_ref(scores_BW).clamp(min=0)
-    token_B = guess_B if to.d2t_W is None else to.d2t_W[guess_B]
+    B = len(logits_XW) // to.rows_per_req
+    row_B1 = buffers.sample_mapping[:B, None]
+    level_B = torch.full_like(row_B1[:, 0], to.level or 0)
     if to.level is None:
-        level_B = state.num_nodes[row_B].clamp(max=K - 1)
+        level_B = buffers.draft_levels[:B].clamp(0, to.shape.levels - 1)
+    drafts_B = drafting_ref(to, level_B)
+    position_B1 = state.num_computed_tokens[row_B1] + level_B[:, None]
+    is_valid_B1 = (row_B1 >= 0) & (position_B1 < to.max_model_len)
+    position_B1 = torch.where(is_valid_B1, position_B1, 0)
+    replace(buffers.draft_levels[:B], level_B + 1, drafts_B)
+    if to.width == 1:
+        token_Bk = _write_nodes_ref(logits_XW, to, noise, level_B, drafts_B)
+        slot_Bk = state.slots(position_B1, row_B1, is_valid_B1)
     else:
-        level_B = torch.full_like(row_B, to.level)
-    drafts_B = torch.ones_like(row_B, dtype=torch.bool)
-    if to.threshold is not None and to.level != 0:
-        drafts_B = drafting_ref(buffers, state, to.threshold, level_B)
-    _replace(buffers.draft_tokens, (b_B, level_B), token_B, drafts_B)
-    if to.calibration is not None:
-        prob_B = _keep_prob_ref(scores_BW, to, temperature_B, level_B, drafts_B)
-        _replace(state.draft_tokens, (row_B, level_B), token_B, drafts_B)
-        _replace(state.num_nodes, (row_B,), level_B + 1, drafts_B)
-        if to.threshold is not None:
-            decide_ref(buffers, state, to.threshold, prob_B, level_B, drafts_B)
-    elif to.level is not None and to.level + 1 == K:
-        state.draft_tokens[row_B, :K] = buffers.draft_tokens[:B]  # row -1, padding: the scratch row
-        return
-    position_B = state.num_computed_tokens[row_B] + level_B
-    is_valid_B = (row_B >= 0) & (position_B < to.max_model_len)
-    _replace(buffers.draft_last_tokens, (b_B,), token_B, drafts_B)
-    _replace(buffers.draft_positions, (b_B,), torch.where(is_valid_B, position_B, 0), drafts_B)
-    _replace(buffers.draft_slots, (b_B,), state.slots(position_B, row_B, is_valid_B), drafts_B)
+        add_children_ref(logits_XW, to, noise, drafts_B)
+        if to.is_last:
+            keep_nodes_ref(B, to)
+            return
+        token_Bk, slot_Bk = rank_children_ref(to, position_B1, is_valid_B1, drafts_B)
+    X = token_Bk.numel()
+    replace(buffers.draft_last_tokens[:X], token_Bk, drafts_B)
+    replace(buffers.draft_positions[:X], position_B1.expand_as(token_Bk), drafts_B)
+    replace(buffers.draft_slots[:X], slot_Bk, drafts_B)
 
 
-def _replace(x: Tensor, at: tuple[Tensor, ...], value_B: Tensor, drafts_B: Tensor) -> None:
-    """Replace the places of slots that draft the level; the others keep what they have."""
-    x[at] = torch.where(drafts_B, value_B, x[at])
-
-
-def _keep_prob_ref(
-    scores_BW: Tensor,
+def _write_nodes_ref(
+    logits_BW: Tensor,
     to: DraftLevel,
-    temperature_B: Tensor | None,
+    noise: Perturbation | None,
     level_B: Tensor,
     drafts_B: Tensor,
 ) -> Tensor:
-    """Keep the confidence and the path's probability, which is returned."""
-    assert to.calibration is not None, to
+    """Write each slot's best token to the state; return the tokens [B, 1]."""
     state = to.state
-    row_B = to.buffers.sample_mapping[: len(scores_BW)]
-    scale_B = torch.ones_like(scores_BW[:, 0])
-    kind_B = torch.zeros_like(row_B)
-    if temperature_B is not None:
-        scale_B = torch.where(temperature_B > 0, temperature_B, scale_B)
-        kind_B = (temperature_B > 0).long()
-    share_B = confidence_ref(scores_BW, scale_B)
+    row_B = to.buffers.sample_mapping[: len(level_B)]
+    scores_BW = logits_BW if noise is None else noisy_ref(logits_BW, *noise)
+    guess_B = id_or_marker_ref(scores_BW).clamp(min=0)
+    token_B = guess_B if to.d2t_W is None else to.d2t_W[guess_B]
+    room_B = to.max_model_len - 1 - state.num_computed_tokens[row_B]
+    own_B = torch.minimum(level_B + 1, state.num_draft_tokens[row_B])
+    num_nodes_B = torch.minimum(own_B, room_B).clamp(min=0)
+    written = [
+        (to.buffers.draft_tokens, torch.arange(len(row_B), device=row_B.device), token_B),
+        (state.draft_tokens, row_B, token_B),
+    ]
+    if to.calibration is not None:
+        share_B, prob_B = _probs_ref(scores_BW, to, noise, level_B)
+        written += [(state.draft_confidences, row_B, share_B), (state.draft_probs, row_B, prob_B)]
+        decide_ref(to, prob_B, level_B, drafts_B)
+    for x, at_B, value_B in written:
+        x[at_B, level_B] = torch.where(drafts_B, value_B, x[at_B, level_B])
+    state.num_nodes[row_B] = torch.where(drafts_B, num_nodes_B, state.num_nodes[row_B])
+    return token_B[:, None]
+
+
+def _probs_ref(
+    scores_BW: Tensor, to: DraftLevel, noise: Perturbation | None, level_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the confidence, and the probability that the path up to the node holds."""
+    assert to.calibration is not None, to
+    temperature_B = torch.zeros_like(scores_BW[:, 0])
+    if noise is not None:
+        temperature_B = noise.noise_keys.temperatures
+    is_drawn_B = temperature_B > 0
+    row_B = to.buffers.sample_mapping[: len(level_B)]
+    share_B = confidence_ref(scores_BW, torch.where(is_drawn_B, temperature_B, 1.0))
     inside_B = share_B.clamp(LEAST_CONFIDENCE, 1 - LEAST_CONFIDENCE)
-    intercept_B, slope_B = to.calibration[kind_B, level_B].unbind(-1)
+    intercept_B, slope_B = to.calibration[is_drawn_B.long(), level_B].unbind(-1)
     prob_B = torch.sigmoid(intercept_B + slope_B * (inside_B / (1 - inside_B)).log())
-    before_B = state.draft_probs[row_B, (level_B - 1).clamp(min=0)]
-    path_B = torch.where(level_B > 0, before_B, 1.0) * prob_B
-    _replace(state.draft_confidences, (row_B, level_B), share_B, drafts_B)
-    _replace(state.draft_probs, (row_B, level_B), path_B, drafts_B)
-    return path_B
+    before_B = to.state.draft_probs[row_B, (level_B - 1).clamp(min=0)]
+    return share_B, torch.where(level_B > 0, before_B, 1.0) * prob_B

@@ -59,7 +59,7 @@ class TreeBuffers:
         # what the draft grows
         self.tokens = integers(B, M)  # [B, M] of all candidates
         self.scores = torch.zeros(B, M, device=device)  # [B, M] of their paths
-        self.places = integers(B, M)  # [B, M] of their parents among them; see rounds/tree.py
+        self.places = integers(B, M)  # [B, M] of their parents among them; see rounds/rank.py
         self.row_places = integers(B, k)  # [B, k] of the level's rows among the candidates
         self.parent_rows = integers(B * k)  # [B x k] among the rows of the level before
         self.rows = integers(B, M)  # [B, M] of all candidates, 0 = not kept; for the kernel

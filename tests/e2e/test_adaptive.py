@@ -377,7 +377,7 @@ def test_requests_that_do_not_speculate_extend_no_cache(make, greedy, prompts):
     llm = make()
     draft = llm.engine.runner.draft
     calls = []
-    draft.prefill = lambda step: calls.append(step)
+    draft.extend = lambda step: calls.append(step)
     llm.generate(prompts[:2], greedy(NUM_TOKENS, speculate=False), use_tqdm=False)
     assert [bool(step.parts) for step in calls] == [True]
     stats = llm.engine.planner.statistics

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.draft import Draft
+from specdec.drafts.eagle import EagleDrafter
 from tests.shared_rows import at_random
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_late_compilation")]
@@ -66,7 +66,7 @@ def test_no_kernel_is_compiled_while_requests_wait(acceptance, draft, k, more, e
 @pytest.mark.parametrize("k", [3, "auto"])
 def test_no_kernel_is_compiled_for_the_parts_of_a_long_prompt(k, monkeypatch):
     """Steps with a part alone extend the draft's cache, and propose nothing."""
-    extend, extended = Draft._extend_only, []
+    extend, extended = EagleDrafter._extend_only, []
 
     def noted(draft, step, how):
         extended.append(step.num_tokens)
@@ -74,6 +74,6 @@ def test_no_kernel_is_compiled_for_the_parts_of_a_long_prompt(k, monkeypatch):
 
     speculation = {"model": "demo", "num_speculative_tokens": k, "adaptive": k == "auto"}
     llm = LLM("demo", speculation, max_num_seqs=4, max_num_batched_tokens=256, num_kv_blocks=100)
-    monkeypatch.setattr(Draft, "_extend_only", noted)
+    monkeypatch.setattr(EagleDrafter, "_extend_only", noted)
     llm.generate([[7] * 1000], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
     assert extended[:3] == [256] * 3

@@ -19,10 +19,10 @@ class ScriptedDraft:
         self.runner = runner
         self.scripts = scripts
 
-    def prefill(self, step):
+    def extend(self, step):
         pass
 
-    def decode(self, step):
+    def propose(self, step):
         state = self.runner.state
         for row in self.runner.buffers.sample_mapping[: step.num_reqs].tolist():
             here = int(state.num_computed_tokens[row]) + 1

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from specdec import draft
+from specdec.drafts import eagle as draft
 from specdec.kernels.gumbel import uniform_ref
 from specdec.requests.row_start import RowStart, SamplingFlags, SamplingStart
-from specdec.rounds.propose import propose_sampled
+from specdec.rounds.propose import propose_level
 from specdec.runner import Runner
 from specdec.sampler import sampler as choice
 from specdec.sampler.sampler import scaled_in_support
@@ -197,12 +197,17 @@ def test_no_coin_or_draft_of_a_round_reuses_the_noise_of_an_earlier_one(pair, ru
         coins.append(uniform_ref(*place).view(ROWS, K + 1))
         return coins[-1].view(-1)
 
-    def propose(logits_BW, floor_B, place, *rest):
-        places.append(torch.stack([place.positions, place.epochs], dim=1))
-        propose_sampled(logits_BW, floor_B, place, *rest)
+    def propose(normed_BD, weight_WD, to, draw):
+        def noted(logits_BW):
+            noise = draw(logits_BW)
+            keys = noise.noise_keys
+            places.append(torch.stack([keys.positions, keys.epochs], dim=1))
+            return noise
+
+        propose_level(normed_BD, weight_WD, to, noted)
 
     monkeypatch.setattr(choice, "uniform_ref", toss)
-    monkeypatch.setattr(draft, "propose_sampled", propose)
+    monkeypatch.setattr(draft, "propose_level", propose)
     draw(pair, rule, ROWS)
     tossed_BX = torch.cat(coins, dim=1)
     places_BX2 = torch.stack(places, dim=1)

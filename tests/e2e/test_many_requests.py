@@ -196,15 +196,15 @@ def test_the_longest_context_of_the_drafts_own_rows_is_bounded_by_the_last(
     slack = []
     runner = llm.engine.runner
     draft = llm.engine.runner.draft
-    real = draft._decode
+    real = draft._propose_further
 
-    def decode(context, is_sampled):
-        real(context, is_sampled)
+    def further(context, proposal):
+        real(context, proposal)
         positions = runner.buffers.draft_positions[: context.num_tokens]
         [rows] = context.attn_metadata.groups
         slack.append(rows.max_seq_len - int(positions.max()) - 1)
 
-    monkeypatch.setattr(draft, "_decode", decode)
+    monkeypatch.setattr(draft, "_propose_further", further)
     run(llm, prompts[3:5], greedy(NUM_TOKENS))
     assert len(slack) > 5
     assert min(slack) >= 0

@@ -8,7 +8,7 @@ from specdec import LLM, SamplingParams
 from specdec.kernels import move_slots
 from specdec.kernels.attention import launch, launch_plan
 from specdec.kernels.attention.wide_walk import WideWalk
-from specdec.rounds import commit_tree, fill_tree, gather_paths, grow_tree
+from specdec.rounds import commit_tree, fill_tree, gather_paths, propose
 from specdec.sampler import process_logits, row_parameters
 from tests.e2e.caches import cache_rows, poison_nodes
 from tests.naive_eagle import borrow, read_draft
@@ -270,9 +270,7 @@ def record_levels(runner, levels):
     def decode_draft(step):
         real(step)
         rows = runner.buffers.sample_mapping[: step.num_reqs]
-        is_tree = runner.sizes.tree is not None
-        of_slots = runner.buffers.draft_levels if is_tree else runner.state.num_nodes[rows]
-        levels.update(of_slots[: step.num_reqs][rows >= 0].tolist())
+        levels.update(runner.buffers.draft_levels[: step.num_reqs][rows >= 0].tolist())
 
     runner.acts.decode_draft = decode_draft
 
@@ -452,14 +450,14 @@ def test_the_order_of_nodes_changes_nothing(greedy, prompts, references):
     )
     [expected] = llm.generate([prompts[1]], greedy(24), use_tqdm=False)
     draft, state = llm.engine.runner.draft, llm.engine.runner.state
-    real = draft.decode
+    real = draft.propose
 
-    def decode(step):
+    def propose(step):
         real(step)
         for row in range(len(state.draft_tokens)):
             shuffle(state, row)
 
-    llm.engine.runner.acts.draft.decode = decode
+    llm.engine.runner.acts.draft.propose = propose
     [found] = llm.generate([prompts[1]], greedy(24), use_tqdm=False)
     assert found.outputs[0].token_ids == expected.outputs[0].token_ids == references[1][:24]
     assert found.stats.num_accepted == expected.stats.num_accepted
@@ -494,9 +492,9 @@ def test_the_kernels_of_a_gpu_make_the_same_rounds(monkeypatch, prompts, thresho
         return [(output.outputs[0].token_ids, output.stats.rounds) for output in outputs]
 
     expected = run()
-    for module in (commit_tree, gather_paths, grow_tree):
+    for module in (commit_tree, gather_paths):
         monkeypatch.setattr(module, "pick", lambda tensor, launch, twin: launch)
-    for module in (fill_tree, move_slots, process_logits, row_parameters):
+    for module in (fill_tree, move_slots, process_logits, propose, row_parameters):
         monkeypatch.setattr(module, "use_triton", lambda tensor: True)
     assert run() == expected
 
@@ -507,10 +505,10 @@ class ScriptedTrees:
     def __init__(self, runner, script, shift):
         self.runner, self.script, self.shift = runner, script, shift
 
-    def prefill(self, step):
+    def extend(self, step):
         pass
 
-    def decode(self, step):
+    def propose(self, step):
         state, shape = self.runner.state, self.runner.sizes.tree
         n = int(state.num_computed_tokens[0]) + 1
         wanted = (self.script + [0] * shape.num_levels)[n : n + shape.num_levels]
@@ -521,6 +519,7 @@ class ScriptedTrees:
             parents += [last, last]
             depths += [depth, depth]
             last = len(tokens)
+        state.num_nodes[0] = len(tokens)
         state.draft_tokens[0] = torch.tensor(tokens)
         state.draft_parents[0] = torch.tensor(parents)
         state.draft_depths[0] = torch.tensor(depths)

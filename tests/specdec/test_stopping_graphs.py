@@ -5,11 +5,11 @@ import torch
 
 from graphs.modes import CUDAGraphMode
 from specdec.config import GraphConfig
-from specdec.draft import Draft
+from specdec.drafts.eagle import EagleDrafter
 from specdec.kernels.needed import need
 from specdec.sizes import TreeShape
 from tests.specdec.graph_walk import Walk, assert_same, give_oracle, make_backend, tiny, tiny_runner
-from tests.specdec.rounds.test_stop_drafting import expected_levels
+from tests.specdec.rounds.test_stop import expected_levels
 
 BATCHES = [32, 9, 1]
 SIZES = {"request_sizes": (2, 32), "token_sizes": (48,)}
@@ -94,14 +94,14 @@ def test_a_poisoned_walk_equals_the_clean_eager_one(expected, backend, shape):
 def test_levels_after_the_first_may_turn_out_not_to_be_needed(monkeypatch, shape, stops):
     """Torch twins compute all the same; on a GPU the kernels go by what they are given here."""
     given = {}
-    for name in ("_propose_first", "_decode_chain", "_decode_tree", "_extend_whole"):
-        real = getattr(Draft, name)
+    for name in ("_propose", "_extend_whole"):
+        real = getattr(EagleDrafter, name)
 
         def spy(self, *others, name=name, real=real):
             given.setdefault(name, []).append(need()["needed_ptr"])
             return real(self, *others)
 
-        monkeypatch.setattr(Draft, name, spy)
+        monkeypatch.setattr(EagleDrafter, name, spy)
     pair = tiny("eagle3", torch.device("cpu"))
     threshold = THRESHOLD if stops else 0.0
     runner = tiny_runner(pair, K, tree=shape, confidence_threshold=threshold)
@@ -109,8 +109,9 @@ def test_levels_after_the_first_may_turn_out_not_to_be_needed(monkeypatch, shape
     walked_to = Walk(runner, False)
     walked_to.prefill()
     walked_to.round(list(range(4)))
-    levels = given.pop("_decode_chain" if shape is None else "_decode_tree")
-    assert levels
-    assert all(each is (runner.buffers.num_going if stops else None) for each in levels)
-    assert len(given) == 2
-    assert all(each is None for calls in given.values() for each in calls)
+    levels = given.pop("_propose")
+    per_step = 1 if runner.sizes.is_adaptive else K
+    firsts, others = levels[::per_step], [x for i, x in enumerate(levels) if i % per_step]
+    assert len(firsts) * (per_step - 1) == len(others) > 0
+    assert all(each is (runner.buffers.num_going if stops else None) for each in others)
+    assert all(each is None for each in (*firsts, *given.pop("_extend_whole")))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specdec.kernels import best_token as best_token_file
+from specdec.kernels.best_children import Perturbation
 from specdec.kernels.best_token import (
     StopMask,
     best_token,
@@ -17,13 +18,13 @@ from specdec.kernels.gumbel import DRAFT
 from specdec.kernels.tile_shapes import Shape
 from specdec.kernels.tiles import cut
 from specdec.requests.row_start import RowStart
-from specdec.rounds import propose as propose_file
 from specdec.rounds.buffers import BufferSizes, StepBuffers
-from specdec.rounds.propose import DraftLevel, propose_sampled
+from specdec.rounds.propose import write_level, write_level_ref
 from specdec.rounds.start_rows import start_rows
 from specdec.rounds.state import RequestState
 from specdec.sizes import MAX_STOP_IDS
 from tests.specdec.kernels.by_kernel import by_kernel
+from tests.specdec.rounds.levels import level_of
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 V, D = 200, 64
@@ -141,7 +142,7 @@ def test_rows_of_a_wider_tensor_are_chosen_from_by_their_own_columns(device):
 
 
 @pytest.mark.parametrize("has_d2t", [False, True])
-def test_a_drawn_draft_is_placed_as_the_targets_id_by_kernel_and_twin(device, monkeypatch, has_d2t):
+def test_a_drawn_draft_is_placed_as_the_targets_id_by_kernel_and_twin(device, has_d2t):
     K = 2
     sizes = BufferSizes(
         max_tokens=16,
@@ -159,10 +160,8 @@ def test_a_drawn_draft_is_placed_as_the_targets_id_by_kernel_and_twin(device, mo
     d2t = torch.arange(V, device=device) + 1000 if has_d2t else None
     logits, noise_keys = torch.randn(3, V, device=device), noise_keys_of(3, device, token_ids=d2t)
     floor = torch.full((3,), -torch.inf, device=device)
-    for is_kernel, (buffers, state) in ((True, ours), (False, theirs)):
-        monkeypatch.setattr(propose_file, "use_triton", lambda _, is_kernel=is_kernel: is_kernel)
-        to = DraftLevel(buffers=buffers, state=state, level=0, d2t_W=d2t, max_model_len=100)
-        propose_sampled(logits, floor, noise_keys, to)
+    for write, case in ((by_kernel(write_level), ours), (write_level_ref, theirs)):
+        write(logits, level_of(*case, 0, 100, d2t_W=d2t), Perturbation(floor, noise_keys))
     id_B = choose_token_ref(logits, floor, noise_keys)
     assert ours[0].draft_tokens[:3, 0].tolist() == (id_B + 1000 if has_d2t else id_B).tolist()
     for name in ("draft_tokens", "draft_last_tokens", "draft_positions", "draft_slots"):

@@ -18,13 +18,14 @@ from specdec.requests.row_start import RowStart, SamplingFlags
 from specdec.rounds.buffers import BufferSizes, StepBuffers
 from specdec.rounds.commit import accept_and_commit, accept_and_commit_ref, commit_prompts
 from specdec.rounds.fill import Interval
-from specdec.rounds.propose import DraftLevel, launch_write_level, propose, propose_ref
+from specdec.rounds.propose import launch_write_nodes, propose_level
 from specdec.rounds.start_rows import start_rows
 from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Passes, Step
 from specdec.sampler.accept import RULES
 from specdec.sampler.sampler import Sampler
 from tests.specdec.kernels.by_kernel import by_kernel
+from tests.specdec.rounds.levels import level_of, propose_by_twin
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 V, D, K = 300, 64, 2
@@ -128,10 +129,6 @@ def round_of(device, num_slots=3):
     return buffers, state
 
 
-def level_of(buffers, state, level, d2t=None):
-    return DraftLevel(buffers=buffers, state=state, level=level, d2t_W=d2t, max_model_len=100)
-
-
 @pytest.mark.parametrize("value", POISON)
 @pytest.mark.parametrize("level", [0, K - 1])
 @pytest.mark.parametrize("has_d2t", [False, True])
@@ -139,10 +136,10 @@ def test_a_draft_is_an_id_whatever_its_logits_are(device, value, level, has_d2t)
     x, weight = torch.randn(3, D, device=device), torch.randn(V, D, device=device)
     d2t = torch.arange(V, device=device) + 7 if has_d2t else None
     drafts = []
-    for write in (by_kernel(propose), propose_ref):
+    for write in (by_kernel(propose_level), propose_by_twin):
         for hidden in (x, poisoned(x, 1, value)):
             buffers, state = round_of(device)
-            write(hidden, weight, level_of(buffers, state, level, d2t))
+            write(hidden, weight, level_of(buffers, state, level, 100, d2t_W=d2t))
             drafts.append(buffers.draft_tokens[:3, level].tolist())
     assert drafts[1] == drafts[3] == [drafts[0][0], 7 if has_d2t else 0, drafts[0][2]]
 
@@ -153,7 +150,7 @@ def test_a_draft_that_is_drawn_is_an_id_too(device):
     buffers, state = round_of(device)
     floor = torch.full((3,), -torch.inf, device=device)
     choices = launch_choices(logits, floor, noise_keys_of(3, device))
-    launch_write_level(choices, level_of(buffers, state, 0))
+    launch_write_nodes(choices, level_of(buffers, state, 0, 100))
     assert buffers.draft_tokens[1:3, 0].tolist() == [0, 0]
 
 

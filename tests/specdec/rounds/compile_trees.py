@@ -14,7 +14,15 @@ import torch
 
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import best_children, move_slots, triton
-    from specdec.rounds import commit_tree, fill, fill_tree, gather_paths, grow_tree, propose
+    from specdec.rounds import (
+        children,
+        commit_tree,
+        fill,
+        fill_tree,
+        gather_paths,
+        keep_nodes,
+        propose,
+    )
     from specdec.sampler import process_logits
 
 from triton.backends.compiler import GPUTarget
@@ -23,7 +31,7 @@ from triton.compiler import ASTSource
 N, D, K = 16, 6, 4
 FLOATS = ("scores", "peaks", "sums", "logits", "floor", "temperature", "tile_scores", "floats")
 FLOATS += (
-    "state_probs",
+    "kept_probs",
     "threshold",
     "best",
     "temperatures",
@@ -35,9 +43,9 @@ TYPES = {f"{name}_ptr": "*fp32" for name in FLOATS}
 TYPES |= {"bias_ptr": "*fp32", "tile_ids_ptr": "*i32", "counts_ptr": "*i32", "in_prompt_ptr": "*i1"}
 SLOTS = {"N": N, "X": N - 1, "D1": D + 1, "S": 64}
 WALK = {"Q": D + 1, "ROWS": N, "HAS_WORDS": True, "ONE": 1 << 24}
-LEVEL = {"K": K, "K_PADDED": K, "D": D, "D_PADDED": 8, "TILES": 32, "CHILDREN": 128, "RANKED": 64}
+LEVEL = {"K": K, "K_PADDED": K, "D": D, "D_PADDED": 8, "TILES": 32, "CHILDREN": 128}
 TOKENS = {"K": K, "STREAM": 0, "BLOCK": 1024, "IS_GPU": True}
-CHAIN = {"K": 5, "K_PADDED": 8, "VARIES": True, "IS_SAMPLED": False, "HAS_D2T": True}
+CHAIN = {"K": 5, "HAS_PROBS": True, "IS_SAMPLED": False, "HAS_D2T": True}
 CHAIN |= {"LEAST": 1e-4, "S": 64, "BLOCK": 64}
 ROUND = {"Q": 6, "Q_PADDED": 8, "SHARES": 0, "S": 64}
 WORDS = {"STOP_IDS": 64, "HAS_WORDS": True, "WORDS": 64, "LENGTH": 16}
@@ -61,11 +69,11 @@ def main() -> None:
     for stops in (False, True):
         for P, is_last in ((1, False), (K, False), (K, True)):
             constants = LEVEL | {"P": P, "P_PADDED": P, "IS_FIRST": P == 1, "IS_LAST": is_last}
-            build(grow_tree._write_level_kernel, constants | {"HAS_D2T": True, "STOPS": stops})
-        constants = {"N": N, "K": K, "BLOCK": 128, "STEP": 64, "STOPS": stops}
-        build(grow_tree._keep_nodes_kernel, constants)
-        for level in (0, 1, -1):
-            build(propose._propose_kernel, CHAIN | {"LEVEL": level, "STOPS": stops}, IDS)
+            constants |= {"NODES": K * P, "STEP": K * P, "HAS_D2T": True, "STOPS": stops}
+            build(children._write_children_kernel, constants)
+        for is_first in (True, False):
+            build(propose._write_nodes_kernel, CHAIN | {"IS_FIRST": is_first, "STOPS": stops}, IDS)
+    build(keep_nodes._keep_nodes_kernel, {"X": N - 1, "K": K, "BLOCK": 128, "STEP": 64})
     for has_paths in (False, True):
         build(process_logits._weights_kernel, WEIGHTS | {"HAS_PATHS": has_paths})
         build(process_logits._forbid_kernel, WORDS | {"HAS_PATHS": has_paths})

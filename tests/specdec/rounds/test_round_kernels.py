@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from specdec.kernels.best_token import StopMask, best_token_ref, launch_tile_maxima
-from specdec.kernels.choose_token import NoiseKeys, launch_choices, noisy_ref
-from specdec.kernels.gumbel import TARGET
 from specdec.kernels.linear import Sums
 from specdec.kernels.norms import add
 from specdec.requests.row_start import RowStart
@@ -19,13 +17,6 @@ from specdec.rounds.commit import (
     commit_prompts_ref,
 )
 from specdec.rounds.fill import Interval, fill_prompts, fill_round, fill_round_ref
-from specdec.rounds.propose import (
-    DraftLevel,
-    launch_write_level,
-    propose,
-    propose_ref,
-    write_level_ref,
-)
 from specdec.rounds.start_rows import start_rows
 from specdec.rounds.state import RequestState
 from specdec.scheduling.work import PromptPart
@@ -204,21 +195,6 @@ def test_seed_rows_follow_the_rows_of_the_round(device):
         assert not buffers.num_accepted[:5].any()
 
 
-@pytest.mark.parametrize("K, level", [(1, 0), (3, 0), (3, 1), (3, 2), (5, 4)])
-@pytest.mark.parametrize("has_d2t", [False, True])
-def test_propose(device, K, level, has_d2t):
-    ours = make(device, K)
-    fill_round_ref(*ours, 5, MAX_LEN, K + 1)
-    ours[0].draft_tokens[:5] = torch.randint(0, 50, (5, K), device=device)
-    theirs = copy.deepcopy(ours)
-    normed, weight = torch.randn(5, D, device=device), torch.randn(V, D, device=device)
-    d2t = torch.randperm(1000, device=device)[:V] if has_d2t else None
-    for write, (buffers, state) in ((by_kernel(propose), ours), (propose_ref, theirs)):
-        to = DraftLevel(buffers=buffers, state=state, level=level, d2t_W=d2t, max_model_len=MAX_LEN)
-        write(normed, weight, to)
-    same(ours, theirs, 5, K)
-
-
 def shared_case(device, K, shares=(1, 3, 2, 0, 1), num_rows=11):
     """Slots with these rows; those that are left of num_rows are padding."""
     buffers, state = make(device, K, keeps_probs=True)
@@ -278,67 +254,6 @@ def test_commit_shared_rows(device, accepts):
     expected = torch.where(torch.arange(K, device=device) < 2, confidences[0], 0)
     torch.testing.assert_close(kept.float(), expected, rtol=1e-5, atol=1e-6)
     assert state.num_nodes[[4, 0, 2, 3]].tolist() == [0] * 4
-
-
-@pytest.mark.parametrize("is_sampled", [False, True])
-@pytest.mark.parametrize("level", [0, None])
-def test_each_level_goes_to_the_state_with_its_probability(device, level, is_sampled):
-    K = 3
-    *ours, num_rows = shared_case(device, K)
-    fill_round_ref(*ours, 5, MAX_LEN, K + 1, num_rows)
-    ours[0].draft_tokens[:5] = 0
-    ours[1].num_nodes[:] = 1 if level is None else 0
-    ours[1].draft_probs[:, 0] = 0.5
-    theirs = copy.deepcopy(ours)
-    normed, weight = torch.randn(5, D, device=device), torch.randn(V, D, device=device)
-    normed[:3] *= torch.tensor([0.01, 0.3, 1.0], device=device)[:, None]
-    calibration = torch.tensor([0.2, 0.8], device=device).repeat(2, K, 1)
-    calibration[1] += 0.1
-    temperature = torch.tensor([0.0, 0.7, 1.3, 0.0, 1.0], device=device)
-    for (buffers, state), launches in ((ours, True), (theirs, False)):
-        to = DraftLevel(
-            buffers=buffers,
-            state=state,
-            level=level,
-            d2t_W=None,
-            max_model_len=MAX_LEN,
-            calibration=calibration,
-        )
-        if not is_sampled:
-            (by_kernel(propose) if launches else propose_ref)(normed, weight, to)
-            continue
-        logits = normed @ weight.t()
-        keys = NoiseKeys(
-            temperatures=temperature,
-            seeds=torch.arange(10, device=device).view(5, 2),
-            positions=torch.arange(5, device=device) + 9,
-            epochs=torch.zeros(5, dtype=torch.int64, device=device),
-            stream=TARGET,
-        )
-        floor = torch.full((5,), -torch.inf, device=device)
-        if launches:
-            choices = launch_choices(logits, floor, keys, has_sums=True)
-            launch_write_level(choices, to, temperature)
-        else:
-            write_level_ref(noisy_ref(logits, floor, keys), to, temperature)
-    same(ours, theirs, 5, K)
-    for name, rtol in (("draft_confidences", 2e-3), ("draft_probs", 2e-3), ("num_nodes", 0)):
-        found, expected = (getattr(each[1], name)[[4, 0, 2, 3]] for each in (ours, theirs))
-        torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-5, msg=name)
-    at = 0 if level == 0 else 1
-    state = ours[1]
-    assert state.num_nodes[[4, 0, 2, 3]].tolist() == [at + 1] * 4
-    confidence = state.draft_confidences[4, at].double().clamp(1e-4, 1 - 1e-4)
-    if not is_sampled:
-        expected = (normed[0] @ weight.t()).softmax(dim=0).amax()
-        torch.testing.assert_close(confidence.float(), expected, rtol=1e-4, atol=1e-6)
-    conditional = torch.sigmoid(0.2 + 0.8 * torch.logit(confidence))
-    torch.testing.assert_close(
-        state.draft_probs[4, at].double(),
-        conditional * (1 if at == 0 else 0.5),
-        rtol=1e-3,
-        atol=1e-5,
-    )
 
 
 @pytest.mark.parametrize("rows, slots", [(1, 1), (6, 3), (70, 7)])

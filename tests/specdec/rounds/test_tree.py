@@ -1,59 +1,8 @@
-"""The best of scores, log softmax row by row, kept nodes with their ancestors, paths, the walk."""
+"""Paths of nodes, and the walk from the root."""
 
-import math
-
-import pytest
 import torch
 
-from specdec.rounds.tree import ROOT, best, kept_nodes, log_probs, paths, perturbed, walk
-from specdec.sizes import TreeShape
-
-INF = math.inf
-
-
-def test_the_first_of_equal_scores_is_the_better_and_nan_the_worst():
-    scores = torch.tensor([[0.0, -0.0, -1.0, 2.0, 2.0, math.nan, -INF]])
-    assert best(scores, 7).tolist() == [[3, 4, 0, 1, 2, 5, 6]]
-    assert best(torch.tensor([[INF, math.nan, 1e-45, -1e-45, INF]]), 4).tolist() == [[0, 4, 2, 3]]
-    assert best(torch.tensor([[-0.0, 0.0, -0.0]]), 3).tolist() == [[0, 1, 2]]
-
-
-def test_best_is_a_stable_descending_sort():
-    scores = torch.randint(-3, 3, (20, 33)).float()
-    expected = scores.sort(dim=1, descending=True, stable=True).indices
-    assert torch.equal(best(scores, 33), expected)
-    assert torch.equal(best(scores, 5), expected[:, :5])
-
-
-@pytest.mark.parametrize("width", [1, 7, 1024, 4099])
-def test_a_row_of_log_probs_depends_on_nothing_but_the_row(width):
-    torch.manual_seed(0)
-    scores = 5 * torch.randn(9, width)
-    shares = log_probs(scores)
-    for x in range(9):
-        assert torch.equal(log_probs(scores[x : x + 1])[0], shares[x])
-    assert shares.max() <= 0
-    assert torch.allclose(shares, scores.double().log_softmax(-1).float(), 0, 1e-5)
-
-
-def test_noise_is_shared_by_the_rows_of_a_request_and_greedy_rows_have_none():
-    logits = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 0.25], [0.0, 1.0]])
-    noise = torch.tensor([[0.5, -0.5], [4.0, 8.0]])
-    temperature = torch.tensor([2.0, 2.0, 0.0, 0.0])
-    floor = torch.tensor([0.75, -INF, 9.0, 9.0])
-    found = perturbed(logits, floor, temperature, noise)
-    assert found.tolist() == [[-INF, 1.0], [4.0, -2.0], [0.5, 0.25], [0.0, 1.0]]
-
-
-def test_the_kept_nodes_bring_their_ancestors():
-    shape = TreeShape(num_levels=2, top_k=2, num_nodes=4)
-    # two children of the root, then two each of them
-    scores = torch.tensor([[-1.0, -2.0, -1.0, -3.0, -2.0, -2.5]])
-    places = torch.tensor([[ROOT, ROOT, 0, 0, 1, 1]])
-    kept = kept_nodes(torch.arange(10, 16)[None], scores, places, shape)
-    assert kept.tokens_BX.tolist() == [[10, 12, 11, 14]]
-    assert kept.parents_BX.tolist() == [[0, 1, 0, 3]]
-    assert kept.depths_BX.tolist() == [[1, 2, 1, 2]]
+from specdec.rounds.tree import paths, walk
 
 
 def test_paths_and_the_walk_follow_parents():

@@ -5,15 +5,10 @@ import os
 import random
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from specdec.draft import Draft
-from specdec.kernels.best_children import Perturbation
-from specdec.kernels.choose_token import NoiseKeys
-from specdec.kernels.gumbel import TARGET
 from specdec.kernels.move_slots import move_slots, move_slots_ref
 from specdec.requests.row_start import RowStart
 from specdec.rounds import gather_paths
@@ -21,16 +16,8 @@ from specdec.rounds.buffers import BufferSizes, StepBuffers
 from specdec.rounds.commit_tree import TreeRows, launch_walk_trees, walk_trees_ref
 from specdec.rounds.fill_tree import fill_tree, fill_tree_ref
 from specdec.rounds.gather_paths import launch_move_prompts, move_prompts_ref
-from specdec.rounds.grow_tree import (
-    TreeLevel,
-    add_children_ref,
-    keep_nodes_ref,
-    launch_add_children,
-    launch_keep_nodes,
-)
 from specdec.rounds.start_rows import start_rows
 from specdec.rounds.state import RequestState
-from specdec.sampler import row_parameters
 from specdec.sizes import TreeShape
 from tests.specdec.buffer_tensors import buffer_tensors
 from tests.specdec.kernels.by_kernel import by_kernel
@@ -235,156 +222,6 @@ def test_move_prompts(device, shape, monkeypatch, at_once, num_prompt_rows):
     assert ours.last_token_indices[:5].tolist() == [0, Q, *(ends[:2] - shift).tolist(), 0]
 
 
-GROWN = [
-    (SHAPES[0], 70, True, True),
-    (SHAPES[1], 33, False, False),
-    (SHAPES[3], 70, True, False),
-]
-
-
-@pytest.mark.parametrize(
-    "shape, width, has_d2t, is_sampled",
-    [
-        *GROWN,
-        pytest.param(SHAPES[2], 33, False, True, marks=pytest.mark.slow),
-        *(
-            pytest.param(shape, 2100, has_d2t, not has_d2t, marks=pytest.mark.slow)
-            for shape in SHAPES
-            for has_d2t in (True, False)
-        ),
-    ],
-    ids=str,
-)
-def test_grow_tree(device, shape, width, has_d2t, is_sampled):
-    ours = make(device, shape)
-    ours[0].sample_mapping[:NUM_REQS] = ours[0].idx_mapping[:NUM_REQS]
-    theirs = copy.deepcopy(ours)
-    d2t = torch.randperm(2 * width, device=device)[:width] if has_d2t else None
-    for level in range(shape.num_levels):
-        both = [level_of(*each, level, d2t=d2t) for each in (ours, theirs)]
-        P = both[0].rows_per_req
-        logits = 3 * torch.randn(NUM_REQS * P, width, device=device)
-        logits[0] = -torch.inf  # no choice
-        logits[P, :-2] = -torch.inf  # fewer than top_k
-        logits[2 * P] = logits[2 * P].round()  # ties
-        perturbation = drawn(logits, P, level, d2t) if is_sampled else None
-        launch_add_children(logits, NUM_REQS, both[0], perturbation)
-        add_children_ref(logits, NUM_REQS, both[1], perturbation)
-        assert_same(ours, theirs)
-        # equal to the bit, so that no tie is broken otherwise
-        ours[0].tree.scores.copy_(theirs[0].tree.scores)
-    launch_keep_nodes(NUM_REQS, both[0])
-    keep_nodes_ref(NUM_REQS, both[1])
-    assert_same(ours, theirs)
-    assert (ours[1].draft_depths[:5].amax(dim=1) <= shape.max_depth).all()
-
-
-def test_of_zeros_of_either_sign_the_lower_id_is_the_better_child(device):
-    """Within a tile of columns and between tiles."""
-    shape = TreeShape(num_levels=1, top_k=5, num_nodes=5)
-    given = make(device, shape)
-    given[0].sample_mapping[:NUM_REQS] = given[0].idx_mapping[:NUM_REQS]
-    logits = torch.full((NUM_REQS, 1100), -1.0, device=device)
-    zeros = [6, 9, 20, 1030, 1090]
-    logits[:, zeros] = torch.tensor([-0.0, 0.0, -0.0, -0.0, 0.0], device=device)
-    for add_children in (launch_add_children, add_children_ref):
-        buffers, state = copy.deepcopy(given)
-        add_children(logits, NUM_REQS, level_of(buffers, state, 0), None)
-        assert buffers.tree.tokens[:NUM_REQS].tolist() == [zeros] * NUM_REQS
-
-
-def level_of(buffers, state, level, num_levels=None, d2t=None, threshold=None):
-    return TreeLevel(
-        buffers=buffers,
-        state=state,
-        level=level,
-        num_levels=num_levels or buffers.tree.shape.num_levels,
-        d2t_W=d2t,
-        max_model_len=MAX_LEN,
-        threshold=threshold,
-    )
-
-
-@pytest.mark.parametrize("stops", [False, True])
-def test_a_tree_of_fewer_levels_keeps_no_node_of_later_ones(device, stops):
-    """What an earlier tree left in the places of later levels is better than all of its nodes."""
-    shape = TreeShape(num_levels=4, top_k=3, num_nodes=9, smaller=((5, 2, 4),))
-    ours = make(device, shape)
-    ours[0].sample_mapping[:NUM_REQS] = ours[0].idx_mapping[:NUM_REQS]
-    ours[0].tree.scores.fill_(9.0)
-    ours[0].tree.tokens.fill_(777)
-    ours[0].votes.zero_()
-    theirs = copy.deepcopy(ours)
-    threshold = torch.tensor([-1.0], device=device) if stops else None
-    for level in range(2):
-        both = [level_of(*each, level, 2, threshold=threshold) for each in (ours, theirs)]
-        logits = 3 * torch.randn(NUM_REQS * both[0].rows_per_req, 50, device=device)
-        launch_add_children(logits, NUM_REQS, both[0], None)
-        add_children_ref(logits, NUM_REQS, both[1], None)
-        ours[0].tree.scores.copy_(theirs[0].tree.scores)
-    assert both[0].is_last
-    launch_keep_nodes(NUM_REQS, both[0])
-    keep_nodes_ref(NUM_REQS, both[1])
-    assert_same(ours, theirs)
-    rows = [row for row in ours[0].idx_mapping[:NUM_REQS].tolist() if row >= 0]
-    assert (ours[1].draft_tokens[rows] < 50).all()
-    assert ours[1].draft_depths[rows].amax() == 2
-
-
-def test_every_next_row_has_a_node_of_its_own(device):
-    """Whatever the last bits of scores: a rank that two nodes share leaves a row without one."""
-    count, width = (300, 32000) if device.type == "cuda" else (3, 70)
-    shape = SHAPES[0]
-    buffers, state = make(device, shape)
-    buffers.sample_mapping[:NUM_REQS] = buffers.idx_mapping[:NUM_REQS]
-    X = NUM_REQS * shape.top_k
-    for seed in range(count):
-        for level in range(2):
-            to = level_of(buffers, state, level)
-            num_rows = NUM_REQS * to.rows_per_req
-            torch.manual_seed(seed)
-            logits = 5 * torch.randn(num_rows, width, device=device)
-            buffers.tree.parent_rows.fill_(-1)
-            launch_add_children(logits, NUM_REQS, to, drawn(logits, to.rows_per_req, level, None))
-            parents = buffers.tree.parent_rows[:X]
-            assert ((parents >= 0) & (parents < num_rows)).all(), (seed, level)
-            places = buffers.tree.row_places[:NUM_REQS]
-            assert all(len(set(of_slot)) == shape.top_k for of_slot in places.tolist())
-
-
-def drawn(logits, rows_per_req, level, d2t):
-    """Of greedy and sampled requests, with and without a floor."""
-    device = logits.device
-    temperature = torch.tensor([0.7, 0.0, 1.0, 0.0, 1.3, 0.5], device=device)
-    floor = torch.tensor([-torch.inf, 1e9, 1.0, 0.0, -2.0, -torch.inf], device=device)
-    X = len(logits)
-    keys = NoiseKeys(
-        temperatures=temperature.repeat_interleave(rows_per_req),
-        seeds=torch.arange(NUM_REQS, device=device).repeat_interleave(rows_per_req)[:, None]
-        * torch.tensor([[3, 5]], device=device),
-        positions=torch.full((X,), 9 + level, device=device),
-        epochs=torch.zeros(X, dtype=torch.int64, device=device),
-        stream=TARGET,
-        token_ids=d2t,
-    )
-    return Perturbation(floor.repeat_interleave(rows_per_req), keys)
-
-
-@pytest.mark.parametrize("num_reqs", [1, 3])
-def test_all_rows_of_a_request_are_drawn_with_its_noise(device, num_reqs, monkeypatch):
-    """Of one request too, whose mapping repeats without a copy."""
-    monkeypatch.setattr(row_parameters, "use_triton", lambda _: True)
-    buffers, state = make(device, SHAPES[0])
-    rows = torch.tensor([4, 0, 2, -1, 3, 1], device=device)
-    buffers.sample_mapping[:NUM_REQS] = rows
-    state.sampling.seeds[:] = torch.randint(0, 1 << 31, state.sampling.seeds.shape)
-    draft = SimpleNamespace(buffers=buffers, state=state, d2t=None)
-    logits = torch.zeros(num_reqs * 3, 40, device=device)
-    drawn = Draft._perturbation(draft, logits, level_of(buffers, state, 1))
-    expected = state.sampling.seeds[rows[:num_reqs]].repeat_interleave(3, dim=0)
-    assert torch.equal(drawn.noise_keys.seeds, expected)
-
-
 @pytest.mark.parametrize("G, C", [(2, 16), (3, 64)])
 def test_move_slots(device, G, C):
     ours = torch.randn(5, 2, 7, G, 64, C, device=device)
@@ -406,10 +243,3 @@ def test_they_compile_without_a_gpu():
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(set(done.stdout.split())) == 11
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_whatever_parents_are_named_there_is_room_for_their_rows(shape):
-    """A warm-up of the levels alone finds those of the last level that ran."""
-    buffers, _ = make("cpu", shape)
-    assert len(buffers.draft_hidden) >= len(buffers.tree.parent_rows)

@@ -14,30 +14,23 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, tl
-from specdec.rounds.buffers import StepBuffers
-from specdec.rounds.state import RequestState
+from specdec.rounds.level import DraftLevel
 
 
 @jit
-def count_drafting(num_going_ptr, num_drafts_ptr, threshold_ptr, level, idx, row):
-    """Count the slots that draft this level, which is not the first; 0 if this slot does not."""
+def count_drafting(pointers, level, idx, row):
+    """Count the slots that draft this level, which is not the first; 0 if this slot does not.
+
+    pointers: num_going [1], votes [1], num_draft_tokens [R + 1], threshold [1] float32
+    """
+    num_going_ptr, _, num_drafts_ptr, threshold_ptr = pointers
     has_room = (idx >= 0) & (level < tl.load(num_drafts_ptr + row))
     num_going = tl.where(has_room, tl.load(num_going_ptr), 0)
     return tl.where(tl.load(threshold_ptr) < 0.0, tl.num_programs(0), num_going)
 
 
 @jit
-def decide(
-    num_going_ptr,  # [1]
-    votes_ptr,  # [1]
-    num_drafts_ptr,  # [R + 1]
-    threshold_ptr,  # [1] float32
-    num_voters,
-    prob,
-    level,
-    idx,
-    row,
-):
+def decide(pointers, num_voters, prob, level, idx, row):
     """Vote after `level`, whose best path has this probability. The last of the voters decides.
 
     A vote is an integer, so that the order of votes does not matter: 13 bits that count votes, 13
@@ -45,6 +38,7 @@ def decide(
     2**-24. The sum of 4,096 slots fits.
     """
     COUNT: tl.constexpr = (1 << 13) - 1
+    num_going_ptr, votes_ptr, num_drafts_ptr, threshold_ptr = pointers
     threshold = tl.load(threshold_ptr)
     has_room = ((idx >= 0) & (level + 1 < tl.load(num_drafts_ptr + row))) | (threshold < 0.0)
     known = tl.where(prob > 0.0, tl.minimum(prob, 1.0), 0.0)  # 0 for NaN
@@ -58,28 +52,30 @@ def decide(
     tl.store(votes_ptr, tl.zeros((), tl.int64), mask=is_last)
 
 
-def drafting_ref(
-    buffers: StepBuffers, state: RequestState, threshold: Tensor, level_B: Tensor
-) -> Tensor:
-    """Find the slots [B] that draft their level, which is not the first."""
-    row_B = buffers.sample_mapping[: len(level_B)]
-    has_room_B = (row_B >= 0) & (level_B < state.num_draft_tokens[row_B])
-    return (has_room_B & (buffers.num_going > 0)) | (threshold < 0)
+def drafting_ref(to: DraftLevel, level_B: Tensor) -> Tensor:
+    """Find the slots [B] that draft their level."""
+    if to.threshold is None or to.level == 0:
+        return torch.ones_like(level_B, dtype=torch.bool)
+    row_B = to.buffers.sample_mapping[: len(level_B)]
+    has_room_B = (row_B >= 0) & (level_B < to.state.num_draft_tokens[row_B])
+    return (has_room_B & (to.buffers.num_going > 0)) | (to.threshold < 0)
 
 
-def decide_ref(
-    buffers: StepBuffers,
-    state: RequestState,
-    threshold: Tensor,
-    prob_B: Tensor,
-    level_B: Tensor,
-    drafts_B: Tensor,
-) -> None:
+def decide_ref(to: DraftLevel, prob_B: Tensor, level_B: Tensor, drafts_B: Tensor) -> None:
     """Decide for all slots. drafts_B: those that drafted the level, whose index is in level_B."""
-    row_B = buffers.sample_mapping[: len(prob_B)]
-    has_room_B = (row_B >= 0) & (level_B + 1 < state.num_draft_tokens[row_B])
-    votes_B = drafts_B & (has_room_B | (threshold < 0))
+    if to.threshold is None:
+        return
+    row_B = to.buffers.sample_mapping[: len(prob_B)]
+    has_room_B = (row_B >= 0) & (level_B + 1 < to.state.num_draft_tokens[row_B])
+    votes_B = drafts_B & (has_room_B | (to.threshold < 0))
     known_B = torch.where(prob_B > 0, prob_B.clamp(max=1), 0.0)  # 0 for NaN
-    margin_B = ((known_B - threshold) * (1 << 24)).floor().long()
+    margin_B = ((known_B - to.threshold) * (1 << 24)).floor().long()
     sum_of_all = torch.where(votes_B, margin_B, 0).sum()
-    buffers.num_going.copy_(torch.where(sum_of_all >= 0, votes_B.sum(), 0))
+    to.buffers.num_going.copy_(torch.where(sum_of_all >= 0, votes_B.sum(), 0))
+
+
+def replace(rows: Tensor, values: Tensor, drafts_B: Tensor) -> None:
+    """Replace the rows of slots that draft the level; the others keep what they have."""
+    drafts = drafts_B.repeat_interleave(len(rows) // len(drafts_B))
+    drafts = drafts.view(-1, *[1] * (rows.ndim - 1))
+    rows.copy_(torch.where(drafts, values.reshape(rows.shape), rows))

@@ -10,20 +10,14 @@ from specdec.config import MOST_SEQS
 from specdec.kernels import jit, tl
 from specdec.rounds.fill import fill_round, fill_round_ref
 from specdec.rounds.fill_tree import fill_tree, fill_tree_ref
-from specdec.rounds.grow_tree import (
-    TreeLevel,
-    add_children_ref,
-    keep_nodes_ref,
-    launch_add_children,
-    launch_keep_nodes,
-)
-from specdec.rounds.propose import DraftLevel, propose, propose_ref
-from specdec.rounds.stop_drafting import decide, decide_ref
-from specdec.rounds.tree import kept_nodes
+from specdec.rounds.propose import propose_level, write_level, write_level_ref
+from specdec.rounds.rank import depths, kept_nodes
+from specdec.rounds.stop import decide, decide_ref
 from specdec.sizes import TreeShape
 from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.rounds import test_round_kernels as chains
 from tests.specdec.rounds import test_tree_kernels as trees
+from tests.specdec.rounds.levels import level_of, propose_by_twin
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 MAX_LEN = trees.MAX_LEN
@@ -109,16 +103,8 @@ class ChainCase:
         buffers, state = case = copy.deepcopy(self.start)
         going = []
         for normed, level in zip(self.normed, self.levels, strict=True):
-            to = DraftLevel(
-                buffers=buffers,
-                state=state,
-                level=level,
-                d2t_W=None,
-                max_model_len=MAX_LEN,
-                calibration=self.calibration,
-                threshold=self.threshold,
-            )
-            propose(normed, self.weight, to)
+            how = {"calibration": self.calibration, "threshold": self.threshold}
+            propose(normed, self.weight, level_of(buffers, state, level, MAX_LEN, **how))
             going.append(int(buffers.num_going))
             assert buffers.votes == 0
         return case, going
@@ -147,24 +133,27 @@ def test_chains_stop_where_their_mean_probability_falls_below(device, threshold,
     if isinstance(threshold, tuple):
         threshold = near_mean(case.paths, case.bounds, *threshold)
     case = ChainCase(device, threshold, is_adaptive)
-    (buffers, state), going = case.draft(by_kernel(propose))
-    twin, twin_going = case.draft(propose_ref)
+    (buffers, state), going = case.draft(by_kernel(propose_level))
+    twin, twin_going = case.draft(propose_by_twin)
     chains.same((buffers, state), twin, NUM_REQS, case.K)
     assert going == twin_going
     expected, expected_going = expected_levels(case.paths, case.bounds, threshold)
     assert going[:-1] == expected_going
-    assert state.num_nodes[SLOTS].tolist() == [
-        count for b, count in enumerate(expected) if b != PADDING
-    ]
+    real = [b for b in range(NUM_REQS) if b != PADDING]
+    drafted = [expected[b] for b in real]
+    assert buffers.draft_levels[real].tolist() == drafted
+    # the context has no room for drafts of row 4, and for one of row 3
+    live = [min(count, {4: 0, 3: 1}.get(row, 9)) for row, count in zip(SLOTS, drafted, strict=True)]
+    assert state.num_nodes[SLOTS].tolist() == twin[1].num_nodes[SLOTS].tolist() == live
     whole = ChainCase(device, None, is_adaptive)
-    (_, all_state), _ = whole.draft(propose_ref)
+    (_, all_state), _ = whole.draft(propose_by_twin)
     for b, row in enumerate([4, 0, 2, -1, 3]):
         if row >= 0:
             drafts = state.draft_tokens[row, : expected[b]]
             assert torch.equal(drafts, all_state.draft_tokens[row, : expected[b]])
 
 
-@pytest.mark.parametrize("propose", [by_kernel(propose), propose_ref])
+@pytest.mark.parametrize("propose", [by_kernel(propose_level), propose_by_twin])
 @pytest.mark.parametrize("b", [0, 1, 4])
 def test_one_request_stops_by_its_own_path(device, propose, b):
     """Beside padding; also where its probability is the threshold."""
@@ -176,19 +165,19 @@ def test_one_request_stops_by_its_own_path(device, propose, b):
     probs = case.draft(propose)[0][1].draft_probs[row].tolist()
     for threshold in (*probs[:3], *(p + 1e-3 for p in probs[:3]), *(p - 1e-3 for p in probs[:3])):
         case.threshold = torch.tensor([threshold], device=device)
-        (_, state), _ = case.draft(propose)
+        (buffers, _), _ = case.draft(propose)
         stop = next((i for i, p in enumerate(probs) if p < threshold), case.K - 1)
-        assert state.num_nodes[row] == 1 + min(stop, case.bounds[b] - 1)
+        assert buffers.draft_levels[b] == 1 + min(stop, case.bounds[b] - 1)
     assert probs == pytest.approx(own, rel=1e-3)
 
 
-@pytest.mark.parametrize("propose", [by_kernel(propose), propose_ref])
+@pytest.mark.parametrize("propose", [by_kernel(propose_level), propose_by_twin])
 @pytest.mark.parametrize("level", [None, 1])
 def test_where_none_goes_on_old_levels_write_nothing(device, propose, level):
     """Nor in slots that may have more."""
     case = ChainCase(device, 0.3, is_adaptive=level is None)
-    state = case.start[1]
-    state.num_nodes.fill_(1)
+    buffers, state = case.start
+    buffers.draft_levels.fill_(1)
     case.levels, case.normed = [level], torch.full_like(case.normed[:1], torch.nan)
     ours, going = case.draft(propose)
     chains.same(ours, case.start, NUM_REQS, case.K)
@@ -202,17 +191,9 @@ def _vote_kernel(
 ):
     b = tl.load(order_ptr + tl.program_id(0))
     idx = tl.load(idx_ptr + b)
-    decide(
-        num_going_ptr,
-        votes_ptr,
-        bounds_ptr,
-        threshold_ptr,
-        tl.num_programs(0),
-        tl.load(probs_ptr + b),
-        level,
-        idx,
-        tl.where(idx < 0, tl.num_programs(0), idx),
-    )
+    row = tl.where(idx < 0, tl.num_programs(0), idx)
+    pointers = (num_going_ptr, votes_ptr, bounds_ptr, threshold_ptr)
+    decide(pointers, tl.num_programs(0), tl.load(probs_ptr + b), level, idx, row)
 
 
 def vote(probs, bounds, threshold, order, level=1):
@@ -230,7 +211,8 @@ def vote(probs, bounds, threshold, order, level=1):
     buffers = SimpleNamespace(sample_mapping=idx, num_going=torch.full_like(num_going, -5))
     state = SimpleNamespace(num_draft_tokens=rows)
     levels = torch.full_like(idx, level)
-    decide_ref(buffers, state, at, probs, levels, torch.ones_like(idx, dtype=torch.bool))
+    to = SimpleNamespace(buffers=buffers, state=state, threshold=at)
+    decide_ref(to, probs, levels, torch.ones_like(idx, dtype=torch.bool))
     assert buffers.num_going == num_going
     return int(num_going)
 
@@ -314,25 +296,16 @@ class TreeCase:
             for rows in [1, *[shape.top_k] * (shape.num_levels - 1)]
         ]
 
-    def draft(self, add_children, keep_nodes):
+    def draft(self, write):
         buffers, state = case = copy.deepcopy(self.start)
         going = []
         for level, logits in enumerate(self.logits):
-            to = TreeLevel(
-                buffers=buffers,
-                state=state,
-                level=level,
-                num_levels=self.shape.num_levels,
-                d2t_W=None,
-                max_model_len=MAX_LEN,
-                threshold=self.threshold,
-            )
+            to = level_of(buffers, state, level, MAX_LEN, threshold=self.threshold)
             # A level looks up the level before it ahead of its wait, so a kernel that has waited
             # must lie between them: the head's, or this copy.
-            add_children(logits.clone(), NUM_REQS, to, None)
+            write(logits.clone(), to, None)
             going.append(int(buffers.num_going))
             assert buffers.votes == 0
-        keep_nodes(NUM_REQS, to)
         return case, going
 
 
@@ -354,14 +327,14 @@ def test_a_tree_keeps_the_nodes_of_the_levels_that_it_has(device, shape, thresho
     k, D = shape.top_k, shape.num_levels
     firsts = [0, *(k + k * k * level for level in range(D))]  # of levels, and the end
     case = TreeCase(device, shape, None)
-    (whole, _), _ = case.draft(add_children_ref, keep_nodes_ref)
+    (whole, _), _ = case.draft(write_level_ref)
     best = [whole.tree.scores[:NUM_REQS, firsts[j] : firsts[j + 1]].amax(dim=1) for j in range(D)]
     paths = torch.stack(best, dim=1).exp().tolist()
     if isinstance(threshold, tuple):
         threshold = near_mean(paths, case.bounds, *threshold)
     case = TreeCase(device, shape, threshold)
-    (buffers, state), going = case.draft(launch_add_children, launch_keep_nodes)
-    twin, twin_going = case.draft(add_children_ref, keep_nodes_ref)
+    (buffers, state), going = case.draft(by_kernel(write_level))
+    twin, twin_going = case.draft(write_level_ref)
     trees.assert_same((buffers, state), twin)
     assert torch.equal(state.num_nodes[SLOTS], twin[1].num_nodes[SLOTS])
     levels_of, expected_going = expected_levels(paths, case.bounds, threshold)
@@ -371,14 +344,16 @@ def test_a_tree_keeps_the_nodes_of_the_levels_that_it_has(device, shape, thresho
             continue
         levels = levels_of[b]
         assert buffers.draft_levels[b] == levels
+        room = {4: 0, 3: 1}.get(row, D)  # in the context
+        levels = min(levels, case.bounds[b], room)
         count = min(firsts[levels], shape.num_nodes)
         assert state.num_nodes[row] == count
         cut = whole.tree.scores[b].clone()
         cut[firsts[levels] :] = -torch.inf
-        tree = (whole.tree.tokens[b], cut, whole.tree.places[b])
-        kept = kept_nodes(*(x[None] for x in tree), shape)
+        place, parents = kept_nodes(cut[None], whole.tree.places[b][None], shape.num_nodes)
+        kept = whole.tree.tokens[b][place], parents, depths(place, k)
         found = state.draft_tokens[row], state.draft_parents[row], state.draft_depths[row]
-        for ours, theirs in zip(found, kept[:3], strict=True):
+        for ours, theirs in zip(found, kept, strict=True):
             assert torch.equal(ours[:count], theirs[0, :count])
         dead = [x[count:].tolist() for x in found]
         num_dead = shape.num_nodes - count

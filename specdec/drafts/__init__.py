@@ -1,0 +1,1 @@
+"""What proposes tokens for requests: drafter.py says what a drafter does; a file for each kind."""

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Self, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from specdec.arguments import is_integer
 from specdec.requests.intake import NewRequest, Prompt
@@ -41,6 +41,8 @@ class AsyncEngine:
 
     def __init__(self, host: EngineThread | EngineProcess) -> None:
         self._host = host
+        # by name; the engine has ids, since a name may come again before it has ended a request
+        self._running: WeakValueDictionary[str, Mailbox] = WeakValueDictionary()
         self._wakers: WeakKeyDictionary[asyncio.AbstractEventLoop, Waker] = WeakKeyDictionary()
         # at the latest when this object is collected or the interpreter exits
         weakref.finalize(self, host.close)
@@ -76,19 +78,23 @@ class AsyncEngine:
         request.
         """
         _check_names(request_id, priority)
-        name = uuid.uuid4().hex if request_id is None else request_id
+        mailbox = Mailbox(self._waker())
+        name = mailbox.id if request_id is None else request_id
         params = SamplingParams() if sampling_params is None else sampling_params
-        new = NewRequest(prompt=prompt, params=params, priority=priority, request_id=name)
+        new = NewRequest(prompt=prompt, params=params, priority=priority, request_id=mailbox.id)
         kind = params.output_kind if isinstance(params, SamplingParams) else None  # refused below
         new = await self._prepared(new)
-        mailbox = Mailbox(self._waker())
         whole: RequestOutput | None = None
         is_over = False
+        if self._running.setdefault(name, mailbox) is not mailbox:
+            words = "is already running: give each request an id of its own"
+            raise ValueError(f"request_id {name!r} {words}")
         try:
             await self._answer(lambda: self._host.add(new, mailbox.put))
             while not is_over:
                 output = await self._next_output(mailbox)
                 is_over = output.finished
+                output.request_id = name
                 whole = whole or output
                 if kind is RequestOutputKind.DELTA:
                     output.prompt = whole.prompt
@@ -100,8 +106,9 @@ class AsyncEngine:
                 if is_over or kind is RequestOutputKind.CUMULATIVE:
                     yield whole.copy()
         finally:
+            self._running.pop(name, None)
             if not is_over:
-                self._host.abort(name, mailbox.put)
+                self._host.abort(mailbox.id)
 
     async def _prepared(self, new: NewRequest) -> NewRequest:
         """Do beside the engine what may take long, and return the rest; ValueError if it is bad."""
@@ -114,7 +121,9 @@ class AsyncEngine:
         """
         if not isinstance(request_id, str):
             raise ValueError(f"request_id={request_id!r}: give the string that names the request")
-        return await self._answer(lambda: self._host.abort(request_id))
+        mailbox = self._running.get(request_id)
+        own = request_id if mailbox is None else mailbox.id
+        return await self._answer(lambda: self._host.abort(own))
 
     async def _answer(self, ask: Callable[[], Future[Found]]) -> Found:
         """Wait for the engine's answer; EngineSilentError if it takes too long."""
@@ -216,6 +225,7 @@ class Mailbox:
     """
 
     def __init__(self, waker: Waker) -> None:
+        self.id = uuid.uuid4().hex  # of its request in the engine
         self._waker = waker
         self._is_full = asyncio.Event()
         self._lock = threading.Lock()

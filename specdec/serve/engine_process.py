@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import SimpleQueue
@@ -58,10 +58,9 @@ class EngineProcess:
 
     def __init__(self, start: EngineStart, worker: WorkerProcess | None = None) -> None:
         self._lock = threading.RLock()
-        # a call has a number in the pipe, and so has its request, whose name may come again
-        self._calls: dict[int, Future[Any]] = {}
-        self._requests: dict[int, tuple[str, Listener]] = {}  # with their names
-        self._numbers: dict[str, int] = {}  # by name, until an abort is sent
+        # by number in the pipe, with the request that a call adds
+        self._calls: dict[int, tuple[Future[Any], str | None]] = {}
+        self._requests: dict[str, Listener] = {}
         self._counter = itertools.count()
         self._outbox: SimpleQueue[bytes] = SimpleQueue()
         self._end: EngineDeadError | None = None
@@ -94,29 +93,10 @@ class EngineProcess:
         return found
 
     def add(self, new: NewRequest, listener: Listener) -> Future[None]:
-        assert new.request_id is not None
-        name, number = new.request_id, next(self._counter)
-        if self._owner != os.getpid():  # before the lock: another thread may have held it
-            return failed(self._dead_error())
-        with self._lock:
-            if name in self._numbers:
-                words = "is already running: give each request an id of its own"
-                return failed(ValueError(f"request_id {name!r} {words}"))
-            self._numbers[name] = number
-            self._requests[number] = name, listener
-        return self._ask(number, "add", replace(new, request_id=str(number)))
+        return self.ask("add", new, adds=new.request_id, listener=listener)
 
-    def abort(self, request_id: str, listener: Listener | None = None) -> Future[bool]:
-        if self._owner != os.getpid():
-            return failed(self._dead_error())
-        with self._lock:
-            number = self._numbers.get(request_id)
-            if number is not None and listener in (None, self._requests[number][1]):
-                del self._numbers[request_id]
-                return self.ask("abort", str(number))
-        answer = Future[bool]()
-        answer.set_result(False)
-        return answer
+    def abort(self, request_id: str) -> Future[bool]:
+        return self.ask("abort", request_id)
 
     def metrics(self) -> Future[list[Metric]]:
         return self.ask("metrics")
@@ -124,25 +104,24 @@ class EngineProcess:
     def check_grammar(self, params: SamplingParams) -> Future[None]:
         return self.ask("check_grammar", params)
 
-    def ask(self, name: str, *given: object) -> Future[Any]:
+    def ask(
+        self,
+        name: str,
+        *given: object,
+        adds: str | None = None,
+        listener: Listener | None = None,
+    ) -> Future[Any]:
         """Have the other side do something: a method of its EngineThread."""
-        return self._ask(next(self._counter), name, *given)
-
-    def _ask(self, number: int, name: str, *given: object) -> Future[Any]:
-        """Send a call. If that or the call fails, the request that it adds is forgotten."""
-        if self._owner != os.getpid():
+        if self._owner != os.getpid():  # before the lock: another thread may have held it
             return failed(self._dead_error())
-        try:
-            message = bytes(ForkingPickler.dumps((number, name, given)))
-        except BaseException:
-            self._forget(number)
-            raise
-        answer = Future[Any]()
+        number, answer = next(self._counter), Future[Any]()
+        message = bytes(ForkingPickler.dumps((number, name, given)))
         with self._lock:
             if self._end is not None:
-                self._forget(number)
                 return failed(self._dead_error())
-            self._calls[number] = answer
+            if adds is not None and listener is not None:
+                self._requests[adds] = listener
+            self._calls[number] = answer, adds
             self._outbox.put(message)
         return answer
 
@@ -206,40 +185,30 @@ class EngineProcess:
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
-            number = int(output.request_id)
+            name = output.request_id
             with self._lock:
-                output.request_id, listener = self._requests[number]
-            if output.finished:
-                self._forget(number)
+                listener = self._requests.pop(name) if output.finished else self._requests[name]
             if not listener(output) and not output.finished:
-                logger.info("request %s: its event loop is closed", output.request_id)
-                self.abort(output.request_id, listener)
+                logger.info("request %s: its event loop is closed", name)
+                self.abort(name)
 
     def _answer(self, number: int, is_error: bool, value: Any) -> None:
         with self._lock:
-            answer = self._calls.pop(number)
-        if is_error:
-            self._forget(number)
+            answer, adds = self._calls.pop(number)
+            if is_error and adds is not None:
+                del self._requests[adds]
         settle(answer, value, is_error)
-
-    def _forget(self, number: int) -> None:
-        """Drop the request of a call, if it has one: it has ended, or was never begun."""
-        with self._lock:
-            name, _ = self._requests.pop(number, (None, None))
-            if name is not None and self._numbers.get(name) == number:
-                del self._numbers[name]
 
     def _finish(self, end: EngineDeadError) -> None:
         with self._lock:
             self._end = end
             calls, self._calls = self._calls, {}
             requests, self._requests = self._requests, {}
-            self._numbers.clear()
             self._pipe.close()
         self._outbox.put(b"")  # wakes the sender, which finds the pipe closed
-        for answer in calls.values():
+        for answer, _ in calls.values():
             settle(answer, self._dead_error(), is_error=True)
-        for _, listener in requests.values():
+        for listener in requests.values():
             listener(self._dead_error())
 
     def _dead_error(self) -> EngineDeadError:

@@ -118,12 +118,12 @@ class EngineThread:
         self._thread.start()
 
     def add(self, new: NewRequest, listener: Listener) -> Future[None]:
-        """Queue a request that has an id; answered once checked. Changes go to `listener`."""
+        """Queue a request of an id of its own, answered once checked. `listener` gets changes."""
         return self.call(partial(self._add, new, listener))
 
-    def abort(self, request_id: str, listener: Listener | None = None) -> Future[bool]:
-        """End a request; answers whether it ran. With a listener: only that listener's request."""
-        return self.call(partial(self._abort, request_id, listener), is_fatal=True)
+    def abort(self, request_id: str) -> Future[bool]:
+        """End a request; answers whether it ran."""
+        return self.call(partial(self._abort, request_id), is_fatal=True)
 
     def metrics(self) -> Future[list[Metric]]:
         return self.call(self._engine.metrics)
@@ -245,18 +245,14 @@ class EngineThread:
 
     def _add(self, new: NewRequest, listener: Listener) -> None:
         assert new.request_id is not None
-        if new.request_id in self._running:
-            words = "is already running: give each request an id of its own"
-            raise ValueError(f"request_id {new.request_id!r} {words}")
         [request] = self._engine.add_requests([new])
         self._running[new.request_id] = Pieces(request), listener
 
-    def _abort(self, request_id: str, listener: Listener | None) -> bool:
-        _, running = self._running.get(request_id, (None, None))
-        if running is None or listener not in (None, running):
-            return False
-        self._deliver(self._engine.abort(request_id))
-        return True
+    def _abort(self, request_id: str) -> bool:
+        is_running = request_id in self._running
+        if is_running:
+            self._deliver(self._engine.abort(request_id))
+        return is_running
 
     def _deliver(self, changed: Iterable[Request]) -> None:
         for name in dict.fromkeys(sample.request_id for sample in changed):

@@ -248,7 +248,7 @@ def test_leaving_early_aborts_the_request(shared, aborted, greedy, prompts):
         return await asyncio.wait_for(until_idle(shared), 20)
 
     assert asyncio.run(leave()) == shared.llm.sizes.num_kv_blocks
-    assert aborted == ["left"]
+    assert len(aborted) == 1
 
 
 def test_a_cancelled_task_aborts_its_request(shared, aborted, greedy, prompts):
@@ -264,7 +264,7 @@ def test_a_cancelled_task_aborts_its_request(shared, aborted, greedy, prompts):
         return free
 
     assert asyncio.run(cancel()) == shared.llm.sizes.num_kv_blocks
-    assert aborted == ["gone"]
+    assert len(aborted) == 1
 
 
 def test_aborted_requests_change_nothing_for_the_others(shared, demo_llm, greedy, prompts):
@@ -438,7 +438,7 @@ def test_a_loop_that_is_closed_aborts_its_requests(shared, aborted, greedy, prom
     left = loop.run_until_complete(begin())
     loop.close()
     assert asyncio.run(asyncio.wait_for(until_idle(shared), 20)) == shared.llm.sizes.num_kv_blocks
-    assert aborted == ["orphan"]
+    assert len(aborted) == 1
     assert asyncio.run(last_of(shared.generate(prompts[0], greedy(2)))).finished
     del left
 

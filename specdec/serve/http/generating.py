@@ -23,7 +23,7 @@ from specdec.serve.http.answers import Form, Json, Part, has_token_fields, usage
 from specdec.serve.http.api_request import ApiRequest
 from specdec.serve.http.errors import SHUTTING_DOWN, ApiError, as_json, json_response
 from specdec.serve.http.gate import Traffic
-from specdec.serve.http.measures import Measures, Record
+from specdec.serve.http.measures import Measures, Record, Timer
 from specdec.serve.http.prompts import Encoded
 
 logger = logging.getLogger("specdec.serve")
@@ -98,7 +98,7 @@ class Generation(Response):
             llm.generate(prompt.for_engine(), api_request.params, priority=api_request.priority)
             for prompt in self._prompts
         ]
-        timers = [self._services.measures.begin() for _ in generators]
+        timers = [Timer(self._services.measures) for _ in generators]
         try:
             async with aclosing(merged(generators)) as outputs:
                 async for position, output in outputs:

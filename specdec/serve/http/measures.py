@@ -53,23 +53,19 @@ class Measures:
         self._engine: Sequence[Metric] = ()  # the engine's counts as of the last scrape
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self._first_token = self._histogram(
+        self.first_token = self._histogram(
             "time_to_first_token_seconds",
             "From a request's arrival at the engine to its first token",
             SECONDS_BUCKETS,
         )
-        self._gap = self._histogram(
+        self.gap = self._histogram(
             "inter_token_latency_seconds", "Between two deliveries of a request", GAP_BUCKETS
         )
-        self._whole = self._histogram(
+        self.whole = self._histogram(
             "e2e_request_latency_seconds",
             "From a request's arrival at the engine to its last token",
             SECONDS_BUCKETS,
         )
-
-    def begin(self) -> "Timer":
-        """Return a timer for one request."""
-        return Timer(self._first_token, self._gap, self._whole)
 
     def text(self, engine: Sequence[Metric]) -> bytes:
         """Write all figures in Prometheus' text form."""
@@ -109,10 +105,8 @@ def _family(kind: type[Scalars], name: str, labels: Iterable[str]) -> Scalars:
 class Timer:
     """Reads times from the outputs of one request."""
 
-    def __init__(self, first_token: Histogram, gap: Histogram, whole: Histogram) -> None:
-        self._first_token = first_token
-        self._gap = gap
-        self._whole = whole
+    def __init__(self, measures: Measures) -> None:
+        self._measures = measures
         self._last: float | None = None
 
     def see(self, output: RequestOutput) -> None:
@@ -122,13 +116,13 @@ class Timer:
         if now is None or stats.first_token_time is None:
             return
         if self._last is None:
-            self._first_token.observe(stats.first_token_time - stats.arrival_time)
+            self._measures.first_token.observe(stats.first_token_time - stats.arrival_time)
             self._last = stats.first_token_time
         if now > self._last:
-            self._gap.observe(now - self._last)
+            self._measures.gap.observe(now - self._last)
             self._last = now
         if output.finished:
-            self._whole.observe(now - stats.arrival_time)
+            self._measures.whole.observe(now - stats.arrival_time)
 
 
 class Monitor:

@@ -22,9 +22,8 @@ from typing import Any
 from specdec.llm import LLM
 from specdec.requests.intake import NewRequest
 from specdec.requests.metrics import Metric
-from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
-from specdec.serve.engine_thread import EngineDeadError, EngineFacts, Listener, failed, settle
+from specdec.serve.engine_thread import Deliver, EngineDeadError, EngineFacts, failed, settle
 from specdec.serve.worker_process import WorkerProcess
 from specdec.speculative_config import SpeculativeConfig
 
@@ -58,9 +57,8 @@ class EngineProcess:
 
     def __init__(self, start: EngineStart, worker: WorkerProcess | None = None) -> None:
         self._lock = threading.RLock()
-        # by number in the pipe, with the request that a call adds
-        self._calls: dict[int, tuple[Future[Any], str | None]] = {}
-        self._requests: dict[str, Listener] = {}
+        self.deliver: Deliver = lambda news: ()
+        self._calls: dict[int, Future[Any]] = {}  # by number in the pipe
         self._counter = itertools.count()
         self._outbox: SimpleQueue[bytes] = SimpleQueue()
         self._end: EngineDeadError | None = None
@@ -92,8 +90,8 @@ class EngineProcess:
         assert isinstance(found, EngineFacts)
         return found
 
-    def add(self, new: NewRequest, listener: Listener) -> Future[None]:
-        return self.ask("add", new, adds=new.request_id, listener=listener)
+    def add(self, new: NewRequest) -> Future[None]:
+        return self.ask("add", new)
 
     def abort(self, request_id: str) -> Future[bool]:
         return self.ask("abort", request_id)
@@ -104,13 +102,7 @@ class EngineProcess:
     def check_grammar(self, params: SamplingParams) -> Future[None]:
         return self.ask("check_grammar", params)
 
-    def ask(
-        self,
-        name: str,
-        *given: object,
-        adds: str | None = None,
-        listener: Listener | None = None,
-    ) -> Future[Any]:
+    def ask(self, name: str, *given: object) -> Future[Any]:
         """Have the other side do something: a method of its EngineThread."""
         if self._owner != os.getpid():  # before the lock: another thread may have held it
             return failed(self._dead_error())
@@ -119,9 +111,7 @@ class EngineProcess:
         with self._lock:
             if self._end is not None:
                 return failed(self._dead_error())
-            if adds is not None and listener is not None:
-                self._requests[adds] = listener
-            self._calls[number] = answer, adds
+            self._calls[number] = answer
             self._outbox.put(message)
         return answer
 
@@ -168,7 +158,8 @@ class EngineProcess:
                     self._beat_at = time.monotonic()
                     self._silent_seconds = found
                 elif isinstance(found, list):
-                    self._deliver(found)
+                    for name in self.deliver(found):
+                        self.abort(name)
                 else:
                     self._answer(*found)
         except (EOFError, OSError):
@@ -183,33 +174,20 @@ class EngineProcess:
             logger.error("%s: running requests are lost, no more are taken", last)
         self._finish(last)
 
-    def _deliver(self, outputs: list[RequestOutput]) -> None:
-        for output in outputs:
-            name = output.request_id
-            with self._lock:
-                listener = self._requests.pop(name) if output.finished else self._requests[name]
-            if not listener(output) and not output.finished:
-                logger.info("request %s: its event loop is closed", name)
-                self.abort(name)
-
     def _answer(self, number: int, is_error: bool, value: Any) -> None:
         with self._lock:
-            answer, adds = self._calls.pop(number)
-            if is_error and adds is not None:
-                del self._requests[adds]
+            answer = self._calls.pop(number)
         settle(answer, value, is_error)
 
     def _finish(self, end: EngineDeadError) -> None:
         with self._lock:
             self._end = end
             calls, self._calls = self._calls, {}
-            requests, self._requests = self._requests, {}
             self._pipe.close()
         self._outbox.put(b"")  # wakes the sender, which finds the pipe closed
-        for answer, _ in calls.values():
+        for answer in calls.values():
             settle(answer, self._dead_error(), is_error=True)
-        for listener in requests.values():
-            listener(self._dead_error())
+        self.deliver(self._dead_error())
 
     def _dead_error(self) -> EngineDeadError:
         """Make a new error for each caller, so that their tracebacks stay apart."""

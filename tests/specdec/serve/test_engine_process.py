@@ -150,8 +150,8 @@ def test_who_leaves_before_an_answer_leaves_nothing_behind(served):
 
     assert len(asyncio.run(run())) == 3
     assert _num_running(served) == 0
-    assert not served._host._requests
-    assert not served._running
+    assert not served._host._calls
+    assert not served._mailboxes._by_id
 
 
 def _num_running(llm):

@@ -130,7 +130,9 @@ class Monitor:
 
     def __init__(self, llm: AsyncEngine) -> None:
         self._llm = llm
-        self._watch = AcceptanceWatch()
+        self._first: float | None = None  # accepted drafts a round in the first window
+        self._is_low = False
+        self._rounds = self._accepted = 0.0  # at the end of the last window
         self._before: Mapping[str, float] = {}
         self._at = time.monotonic()
 
@@ -167,21 +169,15 @@ class Monitor:
                 f"{new_accepted / drafted:.0%} accepted" if drafted else "nothing drafted",
                 100 * figures["kv_cache_usage_perc"],
             )
-        alarm = self._watch.see(figures["spec_decode_num_drafts"], accepted)
+        alarm = self.alarm(figures["spec_decode_num_drafts"], accepted)
         if alarm is not None:
             logger.warning(alarm)
 
+    def alarm(self, rounds: float, accepted: float) -> str | None:
+        """Compare windows of 200 rounds or more with the first; return an alarm once for each fall.
 
-class AcceptanceWatch:
-    """Compares windows of 200 rounds or more with the first one."""
-
-    def __init__(self) -> None:
-        self._first: float | None = None
-        self._is_low = False  # the alarm rings once for each fall
-        self._rounds = self._accepted = 0.0  # at the end of the last window
-
-    def see(self, rounds: float, accepted: float) -> str | None:
-        """Take counts since the start; return an alarm if the window that ends is under a third."""
+        rounds, accepted: since the start
+        """
         if rounds - self._rounds < ROUNDS:
             return None
         rate = (accepted - self._accepted) / (rounds - self._rounds)

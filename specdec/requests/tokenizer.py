@@ -80,7 +80,6 @@ class Tokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text, if the tokenizer names one."""
         found = getattr(self.backend, "eos_token_id", None)
         return None if found is None else int(found)
 

@@ -178,7 +178,6 @@ class Application:
         }
 
     async def _health(self, request: Request) -> Response:
-        """Answer 503 if requests would fail."""
         is_well = self._llm.is_well and not self.traffic.is_draining
         return Response(status_code=200 if is_well else 503)
 

@@ -71,7 +71,6 @@ class Traffic:
             self._num_samples -= count
 
     async def idle(self) -> None:
-        """Wait until no request is in flight."""
         await self._is_idle.wait()
 
 
@@ -87,7 +86,6 @@ class Gate:
         self._takes_addresses = options.host in WILDCARDS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer it with an error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -38,8 +38,6 @@ STREAM_HEADERS = [
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Holds what answering needs."""
-
     llm: AsyncEngine
     traffic: Traffic
     measures: Measures

@@ -69,7 +69,6 @@ class Lanes:
         self._long = Lane(lambda: Tokenizer(tokenizer.directory))
 
     async def run(self, size: float, function: Callable[[Tokenizer], Result]) -> Result:
-        """Run in a thread. size: characters."""
         lane = self._short if size <= SHORT else self._long
         return await lane.run(size, function)
 

@@ -68,7 +68,6 @@ class Measures:
         )
 
     def text(self, engine: Sequence[Metric]) -> bytes:
-        """Write all figures in Prometheus' text form."""
         self._engine = engine
         return generate_latest(self._registry)
 
@@ -110,7 +109,6 @@ class Timer:
         self._last: float | None = None
 
     def see(self, output: RequestOutput) -> None:
-        """Observe what is new in an output."""
         stats = output.stats
         now = stats.last_token_time
         if now is None or stats.first_token_time is None:
@@ -211,7 +209,6 @@ class Record:
             raise ValueError(f"record={str(directory)!r}: {error.strerror}") from error
 
     def write(self, output: RequestOutput) -> None:
-        """Add a request with all its samples."""
         if self._stream.closed:
             return
         samples = [each.token_ids for each in output.outputs]

@@ -15,7 +15,6 @@ FILES = StaticFiles(directory=FOLDER)
 
 
 def page_routes() -> list[Route]:
-    """Route `/` and the files that it loads."""
     return [get_route(path, _page_file) for path in sorted(PAGE_PATHS)]
 
 

@@ -33,7 +33,6 @@ class Encoded:
     token_ids: list[int]
 
     def for_engine(self) -> TokensPrompt:
-        """Return the prompt in the form that AsyncLLM takes."""
         prompt: TokensPrompt = {"prompt_token_ids": self.token_ids}
         return prompt if self.text is None else {"prompt": self.text, **prompt}
 

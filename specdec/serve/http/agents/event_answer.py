@@ -76,7 +76,6 @@ class Script:
         raise NotImplementedError
 
     def whole(self) -> Json:
-        """Return the whole answer, after its end."""
         return {**self.answer, self._field: [dict(item) for item in self.items]}
 
     def write(self, event: Event) -> Iterator[Json]:
@@ -97,7 +96,6 @@ class Script:
         yield from self.begin_item(kind, name)
 
     def end_last(self) -> Iterator[Json]:
-        """End the item that grows, if one does."""
         if self.kind is not None:
             yield from self.end_item(self.kind)
         self.kind = None

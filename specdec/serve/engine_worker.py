@@ -88,17 +88,13 @@ class Worker:
         sender = threading.Thread(target=_or_end, args=(self._send,), daemon=True)
         sender.start()
         cause = self._engine.wait()
-        if cause is not None:
-            words = f"the engine has failed: {type(cause).__name__}: {cause}"
-            self._outbox.put(EngineDeadError(words))
         self._outbox.put(None)
         sender.join()
         self._tokenizer.close()
         return 0 if cause is None else FAILED
 
     def _post(self, news: list[RequestOutput] | EngineDeadError) -> tuple[()]:
-        if not isinstance(news, EngineDeadError):  # which `run` sends
-            self._outbox.put(news)
+        self._outbox.put(news)
         return ()
 
     def _send(self) -> None:

@@ -43,8 +43,11 @@ class Lane:
         return await asyncio.wrap_future(answer)
 
     def _run(self) -> None:
-        while (found := self._works.get())[2] is not None:
-            number, _, (answer, function) = found
+        while True:
+            number, _, work = self._works.get()
+            if work is None:
+                return
+            answer, function = work
             if answer.set_running_or_notify_cancel():
                 self._clock = number
                 try:
@@ -52,7 +55,7 @@ class Lane:
                     answer.set_result(function(self._tokenizer))
                 except BaseException as error:
                     answer.set_exception(error)
-            del found, answer, function  # they may be large
+            del work, answer, function  # they may be large
 
     def close(self) -> None:
         """End the thread after its work, and the process that renders templates at once."""

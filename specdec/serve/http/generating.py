@@ -164,7 +164,9 @@ class Answer(Generation):
         heading = {**self._heading, "object": self._form.chunk_name}
         has_tokens = has_token_fields(api_request)
         begun: set[tuple[int, int]] = set()
-        async for position, output in _preceded(first, outputs):
+        found: tuple[int, RequestOutput] | None = first
+        while found is not None:
+            position, output = found
             for piece in output.outputs:
                 if not (piece.text or piece.finish_reason or (has_tokens and piece.token_ids)):
                     continue
@@ -175,6 +177,7 @@ class Answer(Generation):
                     extra = {"usage": self._usage()}
                 for choice in self._form.chunk_choices(part):
                     yield {**heading, "choices": [choice], **extra}
+            found = await anext(outputs, None)
         if api_request.includes_usage:
             yield {**heading, "choices": [], "usage": self._usage()}
 
@@ -191,14 +194,6 @@ class Answer(Generation):
         # in a thread: another one may hold the tokenizer for a long prompt
         rounds = await asyncio.to_thread(new, output.outputs[0], output.stats.rounds, is_over)
         return Part(position, output, piece, is_first, rounds)
-
-
-async def _preceded(
-    first: tuple[int, RequestOutput], outputs: Outputs
-) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    yield first
-    async for each in outputs:
-        yield each
 
 
 async def merged(

@@ -64,22 +64,6 @@ class Lane:
             self._tokenizer.close()
 
 
-class Lanes:
-    """Holds the two. tokenizer: of short texts; long ones get one from the same directory."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._short = Lane(lambda: tokenizer)
-        self._long = Lane(lambda: Tokenizer(tokenizer.directory))
-
-    async def run(self, size: float, function: Callable[[Tokenizer], Result]) -> Result:
-        lane = self._short if size <= SHORT else self._long
-        return await lane.run(size, function)
-
-    def close(self) -> None:
-        self._short.close()
-        self._long.close()
-
-
 def size_of(*values: object) -> int:
     """Estimate how many characters have to be read or written for what JSON can hold."""
     size = num_values = 0

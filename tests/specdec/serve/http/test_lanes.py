@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from specdec.requests.tokenizer import Tokenizer
-from specdec.serve.http.lanes import MOST_VALUES, SHORT, Lane, Lanes, size_of
-from specdec.serve.http.prompts import MOST_MESSAGES
+from specdec.serve.http.lanes import MOST_VALUES, SHORT, Lane, size_of
+from specdec.serve.http.options import ServerOptions
+from specdec.serve.http.prompts import MOST_MESSAGES, Prompts
 from weights.demo import demo_directory
 
 CHAT = "/v1/chat/completions"
+OPTIONS = ServerOptions(model_names=("m",))
 
 
 async def served(lane, names):
@@ -88,27 +90,29 @@ def test_a_work_that_fails_tells_its_caller_alone(lane):
 
 def test_short_work_runs_beside_long_work_with_another_tokenizer():
     own = Tokenizer(demo_directory("target"))
-    lanes, may_end = Lanes(own), threading.Event()
+    prompts, may_end = Prompts(own, 100, OPTIONS), threading.Event()
+    run_one = prompts._in_thread
 
     async def run():
-        long = asyncio.create_task(lanes.run(SHORT + 1, lambda each: may_end.wait(20) and each))
-        short = [await lanes.run(SHORT, lambda each: each) for _ in range(3)]
+        long = asyncio.create_task(run_one(SHORT + 1, lambda each: may_end.wait(20) and each))
+        short = [await run_one(SHORT, lambda each: each) for _ in range(3)]
         may_end.set()
         return await long, short
 
     long, short = asyncio.run(run())
-    lanes.close()
+    prompts.close()
     assert short == [own] * 3
     assert isinstance(long, Tokenizer)
     assert long is not own
 
 
 def test_long_work_takes_no_thread_of_others():
-    lanes, may_end = Lanes(Tokenizer(demo_directory("target"))), threading.Event()
+    prompts = Prompts(Tokenizer(demo_directory("target")), 100, OPTIONS)
+    may_end = threading.Event()
 
     async def run():
         long = [
-            asyncio.create_task(lanes.run(SHORT + 1, lambda each: may_end.wait(20)))
+            asyncio.create_task(prompts._in_thread(SHORT + 1, lambda each: may_end.wait(20)))
             for _ in range(64)
         ]
         await asyncio.sleep(0.05)
@@ -118,7 +122,7 @@ def test_long_work_takes_no_thread_of_others():
         return found
 
     assert asyncio.run(run()) == 0
-    lanes.close()
+    prompts.close()
 
 
 def test_a_size_counts_text_wherever_it_is_and_ends_early():

@@ -11,17 +11,20 @@ import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec.serve.http.errors import SHUTTING_DOWN, ApiError
 from specdec.serve.http.options import ServerOptions
-from specdec.serve.http.playground import PAGE_PATHS
 
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 WILDCARDS = {"0.0.0.0", "::"}
 HEALTH_PATHS = {"/health", "/ping"}  # they tell nothing else, and change nothing
+# static files of the page at `/`; a browser that loads a page sends no key
+FOLDER = Path(__file__).parent / "page"
+PAGE_PATHS = frozenset({"/", *(f"/page/{file.name}" for file in FOLDER.iterdir())})
 OPEN_PATHS = PAGE_PATHS | HEALTH_PATHS  # no key needed
 WATCHED_PATHS = {*HEALTH_PATHS, "/metrics"}  # answered while the server shuts down
 CODINGS = {"Content-Encoding": "identity", "Transfer-Encoding": "chunked"}  # that are read

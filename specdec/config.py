@@ -229,7 +229,6 @@ class EngineConfig:
 
     @property
     def graphs(self) -> GraphConfig:
-        """Resolve the options about graphs."""
         requests, tokens = self.cuda_graph_sizes, self.cuda_graph_token_sizes
         return GraphConfig(
             modes=graph_modes(self.cuda_graph_modes),

@@ -64,7 +64,6 @@ def about(help: str, **more: Any) -> dict[str, Described]:
 
 
 def option(default: Value, help: str, **more: Any) -> Value:
-    """Declare a field with a default and its description."""
     return field(default=default, metadata=about(help, **more))
 
 

@@ -45,7 +45,6 @@ def connected(address: str) -> Iterator[None]:
 
 
 def num_gpus() -> int:
-    """Count the cluster's GPUs."""
     return int(ray.cluster_resources().get("GPU", 0))
 
 

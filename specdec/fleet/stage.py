@@ -57,7 +57,6 @@ class EngineArgs:
         return 0 if str(self.engine.get("device", "auto")) == "cpu" else 1
 
     def start(self) -> tuple[AsyncLLM, Application]:
-        """Load an engine, with the server's application over it."""
         llm = AsyncLLM(self.model, self.speculative_config, **self.engine)
         return llm, Application(llm, self._server_options())
 

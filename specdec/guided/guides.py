@@ -110,7 +110,6 @@ class Guides:
 
 
 def resident_bytes() -> int:
-    """Count the bytes of memory that this process has."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

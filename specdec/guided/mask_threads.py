@@ -77,7 +77,6 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """Return the processor time of the current walk so far."""
         if self.thread is None or self.thread.ident is None:
             return 0.0
         return time.clock_gettime(time.pthread_getcpuclockid(self.thread.ident)) - self.began

@@ -209,7 +209,6 @@ class MarkedText:
         return MarkedText("".join([*pieces, last]), list(accumulate(map(len, pieces))))
 
     def is_marked(self, start: int, end: int) -> bool:
-        """Whether a mark was within this part of the text."""
         index = bisect_right(self.places, start)
         return index < len(self.places) and self.places[index] < end
 

@@ -6,7 +6,7 @@ for the same files. Where that is not certain, `NotEqual` says why, and transfor
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -32,8 +32,6 @@ class FileTokenizer:
     named: special tokens by their names. extra: further special tokens.
     """
 
-    is_fast = True
-
     def __init__(
         self,
         backend: Tokenizer,
@@ -49,24 +47,12 @@ class FileTokenizer:
         ids = {name: backend.token_to_id(text) for name, text in self.special_tokens_map.items()}
         self.bos_token_id, self.eos_token_id = ids.get("bos_token"), ids.get("eos_token")
         self.chat_template = chat_template
-        self._splits_special = backend.encode_special_tokens
 
     def encode(
-        self, text: str, add_special_tokens: bool = True, split_special_tokens: bool | None = None
+        self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = False
     ) -> list[int]:
-        """Return token ids. split_special_tokens: None leaves it to the checkpoint."""
-        splits = self._splits_special if split_special_tokens is None else split_special_tokens
-        self.backend_tokenizer.encode_special_tokens = splits
+        self.backend_tokenizer.encode_special_tokens = split_special_tokens
         return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-
-    def __call__(
-        self, text: str, add_special_tokens: bool = True, return_offsets_mapping: bool = False
-    ) -> dict[str, Any]:
-        """Return token ids, and where each token lies in the text."""
-        self.backend_tokenizer.encode_special_tokens = self._splits_special
-        found = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        places = {"offset_mapping": found.offsets} if return_offsets_mapping else {}
-        return {"input_ids": found.ids, **places}
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
         return [self.backend_tokenizer.id_to_token(token) for token in ids]

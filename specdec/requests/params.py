@@ -139,7 +139,6 @@ class SamplingParams:
 
     @property
     def flags(self) -> SamplingFlags:
-        """Tell what a step with this request has to compute."""
         has_limit = self.top_p < 1 or self.top_k > 0 or self.min_p > 0
         penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
         return SamplingFlags(

@@ -84,7 +84,6 @@ class SpeculationStats:
 
     @staticmethod
     def merged(parts: "Iterable[SpeculationStats]") -> "SpeculationStats":
-        """Add up the rounds of several requests as one run."""
         total = SpeculationStats()
         total._add_rounds(list(parts))
         return total

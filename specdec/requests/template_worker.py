@@ -39,7 +39,6 @@ LENGTH_BYTES = 8
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
     _limit()
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     while len(header := requests.read(LENGTH_BYTES)) == LENGTH_BYTES:

@@ -80,7 +80,6 @@ class Tokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text, if the tokenizer names one."""
         found = getattr(self.backend, "eos_token_id", None)
         return None if found is None else int(found)
 
@@ -110,18 +109,16 @@ class Tokenizer:
     def encode_marked(self, marked: MarkedText, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of a conversation whose special tokens are the template's alone."""
         check_text(marked.text)
-        if not getattr(self.backend, "is_fast", False):
+        if self._fast is None:
             kind = type(self.backend).__name__
             raise ValueError(f"parse_special=False: {kind} does not tell where its tokens are")
         special = self._special_tokens
+        splits = getattr(self.backend, "split_special_tokens", False)
         with self._lock:
-            found = self.backend(
-                marked.text, add_special_tokens=add_special_tokens, return_offsets_mapping=True
-            )
+            self._fast.encode_special_tokens = splits
+            found = self._fast.encode(marked.text, add_special_tokens=add_special_tokens)
             ids: list[int] = []
-            for token, (start, end) in zip(
-                found["input_ids"], found["offset_mapping"], strict=True
-            ):
+            for token, (start, end) in zip(found.ids, found.offsets, strict=True):
                 if token in special and marked.is_marked(start, end):
                     ids += self._encode_within(marked.text[start:end])
                 else:

@@ -5,15 +5,13 @@ Nothing waits for an engine that makes no progress for long: EngineSilentError s
 """
 
 import asyncio
-import threading
 import time
 import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Self, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 from specdec.arguments import is_integer
 from specdec.requests.intake import NewRequest, Prompt
@@ -29,6 +27,7 @@ from specdec.serve.engine_thread import (
 )
 
 Found = TypeVar("Found")
+News = RequestOutput | EngineDeadError
 
 SILENT_SECONDS = 10.0  # without progress, after which an engine is asked nothing
 LOST_SECONDS = 60.0  # after which running requests end too: a stopped process may go on
@@ -41,7 +40,8 @@ class AsyncEngine:
 
     def __init__(self, host: EngineThread | EngineProcess) -> None:
         self._host = host
-        self._wakers: WeakKeyDictionary[asyncio.AbstractEventLoop, Waker] = WeakKeyDictionary()
+        self._mailboxes = Mailboxes()
+        host.deliver = self._mailboxes.deliver
         # at the latest when this object is collected or the interpreter exits
         weakref.finalize(self, host.close)
 
@@ -76,16 +76,16 @@ class AsyncEngine:
         request.
         """
         _check_names(request_id, priority)
-        name = uuid.uuid4().hex if request_id is None else request_id
+        mailbox = Mailbox(request_id)
         params = SamplingParams() if sampling_params is None else sampling_params
-        new = NewRequest(prompt=prompt, params=params, priority=priority, request_id=name)
+        new = NewRequest(prompt=prompt, params=params, priority=priority, request_id=mailbox.id)
         kind = params.output_kind if isinstance(params, SamplingParams) else None  # refused below
         new = await self._prepared(new)
-        mailbox = Mailbox(self._waker())
         whole: RequestOutput | None = None
         is_over = False
+        self._mailboxes.add(mailbox)
         try:
-            await self._answer(lambda: self._host.add(new, mailbox.put))
+            await self._answer(lambda: self._host.add(new))
             while not is_over:
                 output = await self._next_output(mailbox)
                 is_over = output.finished
@@ -100,8 +100,9 @@ class AsyncEngine:
                 if is_over or kind is RequestOutputKind.CUMULATIVE:
                     yield whole.copy()
         finally:
+            self._mailboxes.remove(mailbox)
             if not is_over:
-                self._host.abort(name, mailbox.put)
+                self._host.abort(mailbox.id)
 
     async def _prepared(self, new: NewRequest) -> NewRequest:
         """Do beside the engine what may take long, and return the rest; ValueError if it is bad."""
@@ -114,7 +115,9 @@ class AsyncEngine:
         """
         if not isinstance(request_id, str):
             raise ValueError(f"request_id={request_id!r}: give the string that names the request")
-        return await self._answer(lambda: self._host.abort(request_id))
+        mailbox = self._mailboxes.named(request_id)
+        own = request_id if mailbox is None else mailbox.id
+        return await self._answer(lambda: self._host.abort(own))
 
     async def _answer(self, ask: Callable[[], Future[Found]]) -> Found:
         """Wait for the engine's answer; EngineSilentError if it takes too long."""
@@ -143,10 +146,6 @@ class AsyncEngine:
         if seconds > most:
             raise EngineSilentError(seconds)
 
-    def _waker(self) -> "Waker":
-        loop = asyncio.get_running_loop()
-        return self._wakers.setdefault(loop, Waker(loop))
-
     @property
     def is_running(self) -> bool:
         """Tell whether the engine takes requests: it has neither failed nor been shut down."""
@@ -174,74 +173,92 @@ class AsyncEngine:
         await asyncio.to_thread(self.shutdown)
 
 
-class Waker:
-    """Wakes readers of one event loop: all whose outputs come before it has run, at once.
-
-    Waking a loop from another thread is a system call, which 32 requests a step would pay 32 times.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = weakref.ref(loop)  # the key under which an AsyncLLM keeps this
-        self._lock = threading.Lock()
-        self._full: list[asyncio.Event] = []
-
-    def wake(self, reader: asyncio.Event) -> bool:
-        """Wake a reader, from any thread. False if the loop is closed."""
-        with self._lock:
-            is_scheduled = bool(self._full)
-            self._full.append(reader)
-        loop = self._loop()
-        with suppress(RuntimeError):  # the loop is closed
-            if loop is not None and not is_scheduled:
-                loop.call_soon_threadsafe(self._deliver)
-        return self.is_open
-
-    @property
-    def is_open(self) -> bool:
-        """Tell whether the loop still runs what it is given."""
-        loop = self._loop()
-        return loop is not None and not loop.is_closed()
-
-    def _deliver(self) -> None:
-        with self._lock:
-            full, self._full = self._full, []
-        for reader in full:
-            reader.set()
-
-
 class Mailbox:
-    """Carries what one request has gained from the engine's thread to an event loop.
+    """Carries what one request has gained to its reader, all in the reader's event loop.
 
     Outputs that were not fetched are joined: a slow reader loses nothing and is woken once.
+    id: of the request in the engine, since its name may come again before the engine has ended it.
     """
 
-    def __init__(self, waker: Waker) -> None:
-        self._waker = waker
+    def __init__(self, name: str | None = None) -> None:
+        self.id = uuid.uuid4().hex
+        self.name = self.id if name is None else name
+        self.loop = asyncio.get_running_loop()
         self._is_full = asyncio.Event()
-        self._lock = threading.Lock()
-        self._new: RequestOutput | EngineDeadError | None = None
+        self._new: News | None = None
 
     async def get(self) -> RequestOutput:
         await self._is_full.wait()
         self._is_full.clear()
-        with self._lock:
-            new, self._new = self._new, None
+        new, self._new = self._new, None
         assert new is not None, "woken without an output"
-        if isinstance(new, EngineDeadError):
-            raise new
+        if isinstance(new, EngineDeadError):  # one for each, so that their tracebacks stay apart
+            raise EngineDeadError(*new.args) from new.__cause__
+        new.request_id = self.name
         return new
 
-    def put(self, item: RequestOutput | EngineDeadError) -> bool:
-        """Add an output, in the thread in which a request grows. False if the loop is closed."""
-        with self._lock:
-            was_empty = self._new is None
-            if isinstance(self._new, RequestOutput) and isinstance(item, RequestOutput):
-                self._new.add(item)
-            else:
-                self._new = item
-        if not was_empty:  # the reader is being woken already, if its loop is open
-            return self._waker.is_open
-        return self._waker.wake(self._is_full)
+    def put(self, item: News) -> None:
+        if not isinstance(self._new, RequestOutput):
+            self._new = item
+        elif isinstance(item, RequestOutput):
+            self._new.add(item)
+        elif not self._new.finished:
+            self._new = item
+        self._is_full.set()
+
+
+Letter = tuple[Mailbox, News]
+
+
+class Mailboxes:
+    """Sorts what a host says of requests to the event loops of their readers."""
+
+    def __init__(self) -> None:
+        self._by_id: WeakValueDictionary[str, Mailbox] = WeakValueDictionary()
+
+    def add(self, mailbox: Mailbox) -> None:
+        """Add one; ValueError if its name is taken."""
+        if mailbox.name != mailbox.id and self.named(mailbox.name) is not None:
+            words = "is already running: give each request an id of its own"
+            raise ValueError(f"request_id {mailbox.name!r} {words}")
+        self._by_id[mailbox.id] = mailbox
+
+    def named(self, name: str) -> Mailbox | None:
+        return next((each for each in self._all() if each.name == name), None)
+
+    def remove(self, mailbox: Mailbox) -> None:
+        del self._by_id[mailbox.id]
+
+    def deliver(self, news: list[RequestOutput] | EngineDeadError) -> list[str]:
+        """Deliver, in any thread; return the ids of running requests that nobody reads.
+
+        Waking a loop is a system call, which 32 requests a step would pay 32 times.
+        """
+        if isinstance(news, EngineDeadError):
+            letters: list[Letter] = [(each, news) for each in self._all()]
+            lost = []
+        else:
+            found = [(self._by_id.get(each.request_id), each) for each in news]
+            letters = [(mailbox, each) for mailbox, each in found if mailbox is not None]
+            lost = [each.request_id for mailbox, each in found if mailbox is None]
+        by_loop: dict[asyncio.AbstractEventLoop, list[Letter]] = {}
+        for letter in letters:
+            by_loop.setdefault(letter[0].loop, []).append(letter)
+        for loop, part in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_put_all, part)
+            except RuntimeError:  # it is closed
+                lost += [mailbox.id for mailbox, _ in part]
+        return lost
+
+    def _all(self) -> list[Mailbox]:
+        found = (reference() for reference in self._by_id.valuerefs())
+        return [each for each in found if each is not None]
+
+
+def _put_all(letters: list[Letter]) -> None:
+    for mailbox, item in letters:
+        mailbox.put(item)
 
 
 def _check_names(request_id: object, priority: object) -> None:

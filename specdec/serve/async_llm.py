@@ -6,11 +6,10 @@ async with AsyncLLM("path/to/target", {"model": "path/to/eagle3"}) as llm:
 """
 
 import asyncio
-import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -45,8 +44,6 @@ class AsyncLLM(AsyncEngine):
     ) -> None:
         self.llm = LLM(model, speculative_config, **options)
         self._thread = EngineThread(self.llm)
-        self._encoder: Tokenizer | None = None  # for long texts, once there was one
-        self._encoder_lock = threading.Lock()
         super().__init__(self._thread)
 
     @classmethod
@@ -109,11 +106,11 @@ class AsyncLLM(AsyncEngine):
 
     def _encode(self, text: str, adds_special: bool) -> list[int]:
         """Encode by a tokenizer of its own: holding the engine's would delay its texts."""
-        with self._encoder_lock:
-            if self._encoder is None:
-                self._encoder = Tokenizer(self.llm.tokenizer.directory)
-            encoder = self._encoder
-        return encoder.encode(text) if adds_special else encoder.encode_word(text)
+        return self._encoder.encode(text, adds_special)
+
+    @cached_property
+    def _encoder(self) -> Tokenizer:
+        return Tokenizer(self.llm.tokenizer.directory)
 
     def get_tokenizer(self) -> Any:
         """Return a tokenizer of transformers; the engine may use it too: copy it before use."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,9 +22,8 @@ from typing import Any
 from specdec.llm import LLM
 from specdec.requests.intake import NewRequest
 from specdec.requests.metrics import Metric
-from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
-from specdec.serve.engine_thread import EngineDeadError, EngineFacts, Listener, failed, settle
+from specdec.serve.engine_thread import Deliver, EngineDeadError, EngineFacts, failed, settle
 from specdec.serve.worker_process import WorkerProcess
 from specdec.speculative_config import SpeculativeConfig
 
@@ -58,10 +57,8 @@ class EngineProcess:
 
     def __init__(self, start: EngineStart, worker: WorkerProcess | None = None) -> None:
         self._lock = threading.RLock()
-        # a call has a number in the pipe, and so has its request, whose name may come again
-        self._calls: dict[int, Future[Any]] = {}
-        self._requests: dict[int, tuple[str, Listener]] = {}  # with their names
-        self._numbers: dict[str, int] = {}  # by name, until an abort is sent
+        self.deliver: Deliver = lambda news: ()
+        self._calls: dict[int, Future[Any]] = {}  # by number in the pipe
         self._counter = itertools.count()
         self._outbox: SimpleQueue[bytes] = SimpleQueue()
         self._end: EngineDeadError | None = None
@@ -93,30 +90,11 @@ class EngineProcess:
         assert isinstance(found, EngineFacts)
         return found
 
-    def add(self, new: NewRequest, listener: Listener) -> Future[None]:
-        assert new.request_id is not None
-        name, number = new.request_id, next(self._counter)
-        if self._owner != os.getpid():  # before the lock: another thread may have held it
-            return failed(self._dead_error())
-        with self._lock:
-            if name in self._numbers:
-                words = "is already running: give each request an id of its own"
-                return failed(ValueError(f"request_id {name!r} {words}"))
-            self._numbers[name] = number
-            self._requests[number] = name, listener
-        return self._ask(number, "add", replace(new, request_id=str(number)))
+    def add(self, new: NewRequest) -> Future[None]:
+        return self.ask("add", new)
 
-    def abort(self, request_id: str, listener: Listener | None = None) -> Future[bool]:
-        if self._owner != os.getpid():
-            return failed(self._dead_error())
-        with self._lock:
-            number = self._numbers.get(request_id)
-            if number is not None and listener in (None, self._requests[number][1]):
-                del self._numbers[request_id]
-                return self.ask("abort", str(number))
-        answer = Future[bool]()
-        answer.set_result(False)
-        return answer
+    def abort(self, request_id: str) -> Future[bool]:
+        return self.ask("abort", request_id)
 
     def metrics(self) -> Future[list[Metric]]:
         return self.ask("metrics")
@@ -126,21 +104,12 @@ class EngineProcess:
 
     def ask(self, name: str, *given: object) -> Future[Any]:
         """Have the other side do something: a method of its EngineThread."""
-        return self._ask(next(self._counter), name, *given)
-
-    def _ask(self, number: int, name: str, *given: object) -> Future[Any]:
-        """Send a call. If that or the call fails, the request that it adds is forgotten."""
-        if self._owner != os.getpid():
+        if self._owner != os.getpid():  # before the lock: another thread may have held it
             return failed(self._dead_error())
-        try:
-            message = bytes(ForkingPickler.dumps((number, name, given)))
-        except BaseException:
-            self._forget(number)
-            raise
-        answer = Future[Any]()
+        number, answer = next(self._counter), Future[Any]()
+        message = bytes(ForkingPickler.dumps((number, name, given)))
         with self._lock:
             if self._end is not None:
-                self._forget(number)
                 return failed(self._dead_error())
             self._calls[number] = answer
             self._outbox.put(message)
@@ -189,7 +158,8 @@ class EngineProcess:
                     self._beat_at = time.monotonic()
                     self._silent_seconds = found
                 elif isinstance(found, list):
-                    self._deliver(found)
+                    for name in self.deliver(found):
+                        self.abort(name)
                 else:
                     self._answer(*found)
         except (EOFError, OSError):
@@ -204,43 +174,20 @@ class EngineProcess:
             logger.error("%s: running requests are lost, no more are taken", last)
         self._finish(last)
 
-    def _deliver(self, outputs: list[RequestOutput]) -> None:
-        for output in outputs:
-            number = int(output.request_id)
-            with self._lock:
-                output.request_id, listener = self._requests[number]
-            if output.finished:
-                self._forget(number)
-            if not listener(output) and not output.finished:
-                logger.info("request %s: its event loop is closed", output.request_id)
-                self.abort(output.request_id, listener)
-
     def _answer(self, number: int, is_error: bool, value: Any) -> None:
         with self._lock:
             answer = self._calls.pop(number)
-        if is_error:
-            self._forget(number)
         settle(answer, value, is_error)
-
-    def _forget(self, number: int) -> None:
-        """Drop the request of a call, if it has one: it has ended, or was never begun."""
-        with self._lock:
-            name, _ = self._requests.pop(number, (None, None))
-            if name is not None and self._numbers.get(name) == number:
-                del self._numbers[name]
 
     def _finish(self, end: EngineDeadError) -> None:
         with self._lock:
             self._end = end
             calls, self._calls = self._calls, {}
-            requests, self._requests = self._requests, {}
-            self._numbers.clear()
             self._pipe.close()
         self._outbox.put(b"")  # wakes the sender, which finds the pipe closed
         for answer in calls.values():
             settle(answer, self._dead_error(), is_error=True)
-        for _, listener in requests.values():
-            listener(self._dead_error())
+        self.deliver(self._dead_error())
 
     def _dead_error(self) -> EngineDeadError:
         """Make a new error for each caller, so that their tracebacks stay apart."""

@@ -12,7 +12,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -47,10 +47,10 @@ class EngineSilentError(EngineDeadError):
         super().__init__(f"the engine has made no progress or given no answer for {seconds:.0f} s")
 
 
-# Receives what a request has gained, as outputs of kind DELTA whose first alone has the prompt, or
-# the error after which no more come. Called in the thread in which the request grows, so it must
-# not wait. Returns False if it cannot deliver: the request is aborted.
-Listener = Callable[[RequestOutput | EngineDeadError], bool]
+# Receives what requests have gained in a step, as outputs of kind DELTA whose first alone has the
+# prompt, or the error after which no more come. Called in the thread in which requests grow, so it
+# must not wait. Returns the ids of requests that nobody reads: they are aborted.
+Deliver = Callable[[list[RequestOutput] | EngineDeadError], Collection[str]]
 Command = tuple[Callable[[], Any], Future[Any], bool]  # and whether its error ends the engine
 
 
@@ -94,16 +94,16 @@ def draft_name(config: SpeculativeConfig | None) -> str | None:
 class EngineThread:
     """Starts at once. From then on no other thread may call the engine.
 
-    delivered: called in the thread when the listeners of a step have been.
+    deliver: to be set before the first request.
     """
 
-    def __init__(self, llm: LLM, delivered: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, llm: LLM) -> None:
         self.facts = EngineFacts.of(llm)
         self._engine = llm.engine
-        self._delivered = delivered
+        self.deliver: Deliver = lambda news: ()
         self._commands: SimpleQueue[Command | None] = SimpleQueue()  # None: stop
         # by request id, touched by the thread only
-        self._running: dict[str, tuple[Pieces, Listener]] = {}
+        self._running: dict[str, Pieces] = {}
         # reentrant: the garbage collector may call close() from anywhere
         self._lock = threading.RLock()
         self._is_over = False  # under the lock: no command is queued after the end
@@ -117,13 +117,13 @@ class EngineThread:
         self._engine.owner = self._thread
         self._thread.start()
 
-    def add(self, new: NewRequest, listener: Listener) -> Future[None]:
-        """Queue a request that has an id; answered once checked. Changes go to `listener`."""
-        return self.call(partial(self._add, new, listener))
+    def add(self, new: NewRequest) -> Future[None]:
+        """Queue a request whose id no other ever has; answered once checked."""
+        return self.call(partial(self._add, new))
 
-    def abort(self, request_id: str, listener: Listener | None = None) -> Future[bool]:
-        """End a request; answers whether it ran. With a listener: only that listener's request."""
-        return self.call(partial(self._abort, request_id, listener), is_fatal=True)
+    def abort(self, request_id: str) -> Future[bool]:
+        """End a request; answers whether it ran."""
+        return self.call(partial(self._abort, request_id), is_fatal=True)
 
     def metrics(self) -> Future[list[Metric]]:
         return self.call(self._engine.metrics)
@@ -225,8 +225,7 @@ class EngineThread:
             command = self._commands.get()
             if command is not None:
                 settle(command[1], self._dead_error(), is_error=True)
-        for _, listener in self._running.values():
-            listener(self._dead_error())
+        self.deliver(self._dead_error())
 
     def _dead_error(self) -> EngineDeadError:
         """Make a new error for each caller, so that their tracebacks stay apart."""
@@ -243,31 +242,25 @@ class EngineThread:
         error.__cause__ = self._cause
         return error
 
-    def _add(self, new: NewRequest, listener: Listener) -> None:
+    def _add(self, new: NewRequest) -> None:
         assert new.request_id is not None
-        if new.request_id in self._running:
-            words = "is already running: give each request an id of its own"
-            raise ValueError(f"request_id {new.request_id!r} {words}")
         [request] = self._engine.add_requests([new])
-        self._running[new.request_id] = Pieces(request), listener
+        self._running[new.request_id] = Pieces(request)
 
-    def _abort(self, request_id: str, listener: Listener | None) -> bool:
-        _, running = self._running.get(request_id, (None, None))
-        if running is None or listener not in (None, running):
-            return False
-        self._deliver(self._engine.abort(request_id))
-        return True
+    def _abort(self, request_id: str) -> bool:
+        is_running = request_id in self._running
+        if is_running:
+            self._deliver(self._engine.abort(request_id))
+        return is_running
 
     def _deliver(self, changed: Iterable[Request]) -> None:
-        for name in dict.fromkeys(sample.request_id for sample in changed):
-            pieces, listener = self._running[name]
-            output = pieces.output()
+        names = dict.fromkeys(sample.request_id for sample in changed)
+        outputs = [self._running[name].output() for name in names]
+        for output in outputs:
             if output.finished:
-                del self._running[name]
-            if not listener(output) and not output.finished:
-                logger.info("request %s: its event loop is closed, so it is aborted", name)
-                self._deliver(self._engine.abort(name))
-        self._delivered()
+                del self._running[output.request_id]
+        for name in self.deliver(outputs) if outputs else ():
+            self.abort(name)
 
 
 def _execute(function: Callable[[], object], answer: Future[Any], is_fatal: bool) -> None:

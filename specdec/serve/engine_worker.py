@@ -78,8 +78,8 @@ class Worker:
         self._tokenizer = llm.tokenizer
         self._pipe = pipe
         self._outbox: SimpleQueue[Message | None] = SimpleQueue()  # None: nothing more comes
-        self._outputs: list[RequestOutput] = []  # of this step; touched by the engine's thread only
-        self._engine = EngineThread(llm, self._post)
+        self._engine = EngineThread(llm)
+        self._engine.deliver = self._post
         self._beat_at = time.monotonic()  # the next one
 
     def run(self) -> int:
@@ -88,28 +88,14 @@ class Worker:
         sender = threading.Thread(target=_or_end, args=(self._send,), daemon=True)
         sender.start()
         cause = self._engine.wait()
-        if cause is not None:
-            words = f"the engine has failed: {type(cause).__name__}: {cause}"
-            self._outbox.put(EngineDeadError(words))
         self._outbox.put(None)
         sender.join()
         self._tokenizer.close()
         return 0 if cause is None else FAILED
 
-    # in the engine's thread
-
-    def _listen(self, new: RequestOutput | EngineDeadError) -> bool:
-        if not isinstance(new, EngineDeadError):  # which is sent for all requests at once
-            self._outputs.append(new)
-        return True
-
-    def _post(self) -> None:
-        """Send what a step has brought, in one message."""
-        if self._outputs:
-            self._outbox.put(self._outputs)
-            self._outputs = []
-
-    # the pipe
+    def _post(self, news: list[RequestOutput] | EngineDeadError) -> tuple[()]:
+        self._outbox.put(news)
+        return ()
 
     def _send(self) -> None:
         """Send what waits in the outbox, until nothing more comes or nobody reads."""
@@ -142,7 +128,6 @@ class Worker:
         self._engine.close()
 
     def _call(self, number: int, name: str, given: tuple[Any, ...]) -> None:
-        given = (*given, self._listen) if name == "add" else given
         answer: Future[Any] = getattr(self._engine, name)(*given)
         answer.add_done_callback(partial(self._answer, number))
 

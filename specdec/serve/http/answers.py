@@ -69,7 +69,6 @@ class ChatForm:
         self._begun: set[int] = set()
 
     def choice(self, part: Part) -> Json:
-        """Write a whole choice: a message."""
         piece = part.new
         message = self._reading.message(piece.text, is_cut=piece.finish_reason == "length")
         reason = finish_reason(piece.finish_reason, bool(message.calls))
@@ -138,7 +137,6 @@ class ChatForm:
 
 
 def new_call_id() -> str:
-    """Make an id that no other call has."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 

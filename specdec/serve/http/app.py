@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
 
 import specdec
 from specdec.requests.tokenizer import Tokenizer
@@ -32,14 +33,15 @@ from specdec.serve.http.bodies import Bodies
 from specdec.serve.http.chats import Chats
 from specdec.serve.http.errors import ApiError, json_response
 from specdec.serve.http.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, known_fields
-from specdec.serve.http.gate import Gate, Traffic
+from specdec.serve.http.gate import FOLDER, PAGE_PATHS, Gate, Traffic
 from specdec.serve.http.generating import Answer, Services
 from specdec.serve.http.measures import Measures, Monitor, Record
 from specdec.serve.http.openapi import document, page
 from specdec.serve.http.options import ServerOptions
-from specdec.serve.http.playground import METHODS, get_route, page_routes
 from specdec.serve.http.prompts import Prompts
 
+METHODS = ("GET", "HEAD", "OPTIONS")
+FILES = StaticFiles(directory=FOLDER)
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -101,7 +103,7 @@ class Application:
             get_route("/metrics", self._metrics),
             get_route("/openapi.json", self._openapi),
             get_route("/docs", self._docs),
-            *page_routes(),
+            *(get_route(path, _page_file) for path in sorted(PAGE_PATHS)),
         ]
 
     @asynccontextmanager
@@ -178,7 +180,6 @@ class Application:
         }
 
     async def _health(self, request: Request) -> Response:
-        """Answer 503 if requests would fail."""
         is_well = self._llm.is_well and not self.traffic.is_draining
         return Response(status_code=200 if is_well else 503)
 
@@ -194,6 +195,25 @@ class Application:
     async def _metrics(self, request: Request) -> Response:
         text = self._measures.text(await self._llm.get_metrics())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def get_route(path: str, handler: Callable[[Request], Awaitable[Response]]) -> Route:
+    """Route a path for GET, HEAD and OPTIONS, by which some load balancers check a server."""
+
+    async def answer(request: Request) -> Response:
+        if request.method == "OPTIONS":
+            return Response(headers={"Allow": ", ".join(METHODS)})
+        return await handler(request)
+
+    return Route(path, answer, methods=METHODS)
+
+
+async def _page_file(request: Request) -> Response:
+    name = request.url.path.rpartition("/")[2] or "index.html"
+    response = await FILES.get_response(name, request.scope)
+    # a browser asks whether its copy is current, so that all files are of one version
+    response.headers["Cache-Control"] = "no-cache"
+    return response
 
 
 def _speculation(facts: EngineFacts) -> dict[str, object] | None:

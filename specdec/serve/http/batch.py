@@ -58,7 +58,6 @@ class Answered:
 
 
 def read_line(data: bytes) -> BatchLine:
-    """Read one line as it was given."""
     try:
         given = parse(data)
     except ApiError as error:

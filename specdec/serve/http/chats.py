@@ -100,7 +100,6 @@ class Chats:
 
     @property
     def format(self) -> AnswerFormat:
-        """Return the format of the server's own chat template."""
         return self._answer_format({})
 
     def knows(self, name: str) -> bool:

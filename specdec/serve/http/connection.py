@@ -60,7 +60,6 @@ class Connection(httptools_impl.HttpToolsProtocol):
         self._stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Refuse it if there are too many."""
         super().connection_made(transport)
         extra = 0 if self._most is None else len(self.connections) - self._most
         if extra > MAX_LINGERING:

@@ -37,13 +37,11 @@ class ApiError(Exception):
         self.code = code
 
     def body(self) -> dict[str, object]:
-        """Return OpenAI's form."""
         kind = TYPES.get(self.status, "invalid_request_error")
         inner = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": inner}
 
     def anthropic_body(self) -> dict[str, object]:
-        """Return Anthropic's form."""
         kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
@@ -87,7 +85,6 @@ class ContextError(ApiError):
         self._anthropic = f"prompt is too long: {count} tokens > {max_model_len - 1} maximum"
 
     def anthropic_body(self) -> dict[str, object]:
-        """Use Anthropic's own words."""
         inner = {"type": "invalid_request_error", "message": self._anthropic}
         return {"type": "error", "error": inner}
 

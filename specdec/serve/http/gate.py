@@ -11,17 +11,20 @@ import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec.serve.http.errors import SHUTTING_DOWN, ApiError
 from specdec.serve.http.options import ServerOptions
-from specdec.serve.http.playground import PAGE_PATHS
 
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 WILDCARDS = {"0.0.0.0", "::"}
 HEALTH_PATHS = {"/health", "/ping"}  # they tell nothing else, and change nothing
+# static files of the page at `/`; a browser that loads a page sends no key
+FOLDER = Path(__file__).parent / "page"
+PAGE_PATHS = frozenset({"/", *(f"/page/{file.name}" for file in FOLDER.iterdir())})
 OPEN_PATHS = PAGE_PATHS | HEALTH_PATHS  # no key needed
 WATCHED_PATHS = {*HEALTH_PATHS, "/metrics"}  # answered while the server shuts down
 CODINGS = {"Content-Encoding": "identity", "Transfer-Encoding": "chunked"}  # that are read
@@ -71,7 +74,6 @@ class Traffic:
             self._num_samples -= count
 
     async def idle(self) -> None:
-        """Wait until no request is in flight."""
         await self._is_idle.wait()
 
 
@@ -87,7 +89,6 @@ class Gate:
         self._takes_addresses = options.host in WILDCARDS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer it with an error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

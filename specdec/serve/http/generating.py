@@ -23,7 +23,7 @@ from specdec.serve.http.answers import Form, Json, Part, has_token_fields, usage
 from specdec.serve.http.api_request import ApiRequest
 from specdec.serve.http.errors import SHUTTING_DOWN, ApiError, as_json, json_response
 from specdec.serve.http.gate import Traffic
-from specdec.serve.http.measures import Measures, Record
+from specdec.serve.http.measures import Measures, Record, Timer
 from specdec.serve.http.prompts import Encoded
 
 logger = logging.getLogger("specdec.serve")
@@ -38,8 +38,6 @@ STREAM_HEADERS = [
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Holds what answering needs."""
-
     llm: AsyncEngine
     traffic: Traffic
     measures: Measures
@@ -98,7 +96,7 @@ class Generation(Response):
             llm.generate(prompt.for_engine(), api_request.params, priority=api_request.priority)
             for prompt in self._prompts
         ]
-        timers = [self._services.measures.begin() for _ in generators]
+        timers = [Timer(self._services.measures) for _ in generators]
         try:
             async with aclosing(merged(generators)) as outputs:
                 async for position, output in outputs:
@@ -166,7 +164,9 @@ class Answer(Generation):
         heading = {**self._heading, "object": self._form.chunk_name}
         has_tokens = has_token_fields(api_request)
         begun: set[tuple[int, int]] = set()
-        async for position, output in _preceded(first, outputs):
+        found: tuple[int, RequestOutput] | None = first
+        while found is not None:
+            position, output = found
             for piece in output.outputs:
                 if not (piece.text or piece.finish_reason or (has_tokens and piece.token_ids)):
                     continue
@@ -177,6 +177,7 @@ class Answer(Generation):
                     extra = {"usage": self._usage()}
                 for choice in self._form.chunk_choices(part):
                     yield {**heading, "choices": [choice], **extra}
+            found = await anext(outputs, None)
         if api_request.includes_usage:
             yield {**heading, "choices": [], "usage": self._usage()}
 
@@ -193,14 +194,6 @@ class Answer(Generation):
         # in a thread: another one may hold the tokenizer for a long prompt
         rounds = await asyncio.to_thread(new, output.outputs[0], output.stats.rounds, is_over)
         return Part(position, output, piece, is_first, rounds)
-
-
-async def _preceded(
-    first: tuple[int, RequestOutput], outputs: Outputs
-) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    yield first
-    async for each in outputs:
-        yield each
 
 
 async def merged(

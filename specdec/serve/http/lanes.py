@@ -7,105 +7,61 @@ the large ones that wait, and a large one waits for no more than its own size of
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from heapq import heappop, heappush
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from itertools import count
-from typing import TypeVar
+from queue import PriorityQueue
+from typing import Any, TypeVar
 
 from specdec.requests.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
+Work = tuple[Future[Any], Callable[[Tokenizer], Any]]
 
 SHORT = 1 << 15  # characters, or as many as take as long
 VALUE_SIZE = 16  # characters that a value beside its text counts for
 MOST_VALUES = 1 << 14  # from which on a conversation is long, whatever else it has
 
 
-class FairTurns:
-    """Lets one in at a time. For one event loop."""
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
-        self._order = count()
-        self._is_taken = False
-        self._clock = 0.0  # the number of the work that runs
-
-    @asynccontextmanager
-    async def turn(self, size: float) -> AsyncIterator[None]:
-        """Run the body when it is its turn."""
-        number = self._clock + size
-        if self._is_taken:
-            await self._wait(number)
-        self._is_taken = True
-        self._clock = number
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    async def _wait(self, number: float) -> None:
-        gate = asyncio.get_running_loop().create_future()
-        heappush(self._waiting, (number, next(self._order), gate))
-        try:
-            await gate
-        except asyncio.CancelledError:
-            if gate.done() and not gate.cancelled():  # it had got its turn
-                self._pass_on()
-            raise
-
-    def _pass_on(self) -> None:
-        while self._waiting:
-            gate = heappop(self._waiting)[2]
-            if not gate.done():  # else who waited has left
-                gate.set_result(None)
-                return
-        self._is_taken = False
-
-
 class Lane:
-    """Works in a thread of its own. make: its tokenizer, for the first work."""
+    """Works in a thread of its own, in fair turns. make: its tokenizer, for the first work."""
 
     def __init__(self, make: Callable[[], Tokenizer]) -> None:
         self._make = make
         self._tokenizer: Tokenizer | None = None
-        self._turns = FairTurns()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="specdec-prompts")
+        self._works = PriorityQueue[tuple[float, int, Work | None]]()
+        self._order = count()
+        self._clock = 0.0  # the number of the work that runs
+        threading.Thread(target=self._run, name="specdec-prompts", daemon=True).start()
 
     async def run(self, size: float, function: Callable[[Tokenizer], Result]) -> Result:
-        """Return the function's result, when it has had its turn."""
+        """Return the function's result, when it has had its turn. Cancelled, it may lose it."""
+        answer = Future[Result]()
+        self._works.put((self._clock + size, next(self._order), (answer, function)))
+        return await asyncio.wrap_future(answer)
 
-        def call() -> Result:
-            if self._tokenizer is None:
-                self._tokenizer = self._make()
-            return function(self._tokenizer)
-
-        async with self._turns.turn(size):
-            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+    def _run(self) -> None:
+        while True:
+            number, _, work = self._works.get()
+            if work is None:
+                return
+            answer, function = work
+            if answer.set_running_or_notify_cancel():
+                self._clock = number
+                try:
+                    self._tokenizer = self._tokenizer or self._make()
+                    answer.set_result(function(self._tokenizer))
+                except BaseException as error:
+                    answer.set_exception(error)
+            del work, answer, function  # they may be large
 
     def close(self) -> None:
-        """End the process that renders templates; what runs in the thread ends by itself."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """End the thread after its work, and the process that renders templates at once."""
+        self._works.put((-math.inf, next(self._order), None))
         if self._tokenizer is not None:
             self._tokenizer.close()
-
-
-class Lanes:
-    """Holds the two. tokenizer: of short texts; long ones get one from the same directory."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._short = Lane(lambda: tokenizer)
-        self._long = Lane(lambda: Tokenizer(tokenizer.directory))
-
-    async def run(self, size: float, function: Callable[[Tokenizer], Result]) -> Result:
-        """Run in a thread. size: characters."""
-        lane = self._short if size <= SHORT else self._long
-        return await lane.run(size, function)
-
-    def close(self) -> None:
-        self._short.close()
-        self._long.close()
 
 
 def size_of(*values: object) -> int:

@@ -53,26 +53,21 @@ class Measures:
         self._engine: Sequence[Metric] = ()  # the engine's counts as of the last scrape
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self._first_token = self._histogram(
+        self.first_token = self._histogram(
             "time_to_first_token_seconds",
             "From a request's arrival at the engine to its first token",
             SECONDS_BUCKETS,
         )
-        self._gap = self._histogram(
+        self.gap = self._histogram(
             "inter_token_latency_seconds", "Between two deliveries of a request", GAP_BUCKETS
         )
-        self._whole = self._histogram(
+        self.whole = self._histogram(
             "e2e_request_latency_seconds",
             "From a request's arrival at the engine to its last token",
             SECONDS_BUCKETS,
         )
 
-    def begin(self) -> "Timer":
-        """Return a timer for one request."""
-        return Timer(self._first_token, self._gap, self._whole)
-
     def text(self, engine: Sequence[Metric]) -> bytes:
-        """Write all figures in Prometheus' text form."""
         self._engine = engine
         return generate_latest(self._registry)
 
@@ -109,26 +104,23 @@ def _family(kind: type[Scalars], name: str, labels: Iterable[str]) -> Scalars:
 class Timer:
     """Reads times from the outputs of one request."""
 
-    def __init__(self, first_token: Histogram, gap: Histogram, whole: Histogram) -> None:
-        self._first_token = first_token
-        self._gap = gap
-        self._whole = whole
+    def __init__(self, measures: Measures) -> None:
+        self._measures = measures
         self._last: float | None = None
 
     def see(self, output: RequestOutput) -> None:
-        """Observe what is new in an output."""
         stats = output.stats
         now = stats.last_token_time
         if now is None or stats.first_token_time is None:
             return
         if self._last is None:
-            self._first_token.observe(stats.first_token_time - stats.arrival_time)
+            self._measures.first_token.observe(stats.first_token_time - stats.arrival_time)
             self._last = stats.first_token_time
         if now > self._last:
-            self._gap.observe(now - self._last)
+            self._measures.gap.observe(now - self._last)
             self._last = now
         if output.finished:
-            self._whole.observe(now - stats.arrival_time)
+            self._measures.whole.observe(now - stats.arrival_time)
 
 
 class Monitor:
@@ -136,7 +128,9 @@ class Monitor:
 
     def __init__(self, llm: AsyncEngine) -> None:
         self._llm = llm
-        self._watch = AcceptanceWatch()
+        self._first: float | None = None  # accepted drafts a round in the first window
+        self._is_low = False
+        self._rounds = self._accepted = 0.0  # at the end of the last window
         self._before: Mapping[str, float] = {}
         self._at = time.monotonic()
 
@@ -173,21 +167,15 @@ class Monitor:
                 f"{new_accepted / drafted:.0%} accepted" if drafted else "nothing drafted",
                 100 * figures["kv_cache_usage_perc"],
             )
-        alarm = self._watch.see(figures["spec_decode_num_drafts"], accepted)
+        alarm = self.alarm(figures["spec_decode_num_drafts"], accepted)
         if alarm is not None:
             logger.warning(alarm)
 
+    def alarm(self, rounds: float, accepted: float) -> str | None:
+        """Compare windows of 200 rounds or more with the first; return an alarm once for each fall.
 
-class AcceptanceWatch:
-    """Compares windows of 200 rounds or more with the first one."""
-
-    def __init__(self) -> None:
-        self._first: float | None = None
-        self._is_low = False  # the alarm rings once for each fall
-        self._rounds = self._accepted = 0.0  # at the end of the last window
-
-    def see(self, rounds: float, accepted: float) -> str | None:
-        """Take counts since the start; return an alarm if the window that ends is under a third."""
+        rounds, accepted: since the start
+        """
         if rounds - self._rounds < ROUNDS:
             return None
         rate = (accepted - self._accepted) / (rounds - self._rounds)
@@ -221,7 +209,6 @@ class Record:
             raise ValueError(f"record={str(directory)!r}: {error.strerror}") from error
 
     def write(self, output: RequestOutput) -> None:
-        """Add a request with all its samples."""
         if self._stream.closed:
             return
         samples = [each.token_ids for each in output.outputs]

@@ -160,7 +160,6 @@ def _row(name: str, field: Field) -> str:
 
 
 def words(schema: Schema) -> str:
-    """Say what a value may be."""
     if "enum" in schema:
         return ", ".join(map(json.dumps, cast(list[object], schema["enum"])))
     if "anyOf" in schema:

@@ -16,7 +16,7 @@ from specdec.requests.chat_format import ChatFormat, Conversation
 from specdec.requests.intake import TokensPrompt
 from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.http.errors import ApiError, ContextError
-from specdec.serve.http.lanes import Lanes, size_of
+from specdec.serve.http.lanes import SHORT, Lane, size_of
 from specdec.serve.http.options import MAX_CHOICES, ServerOptions
 
 Result = TypeVar("Result")
@@ -33,7 +33,6 @@ class Encoded:
     token_ids: list[int]
 
     def for_engine(self) -> TokensPrompt:
-        """Return the prompt in the form that AsyncLLM takes."""
         prompt: TokensPrompt = {"prompt_token_ids": self.token_ids}
         return prompt if self.text is None else {"prompt": self.text, **prompt}
 
@@ -43,7 +42,8 @@ class Prompts:
 
     def __init__(self, tokenizer: Tokenizer, max_model_len: int, options: ServerOptions) -> None:
         self.tokenizer = tokenizer
-        self._lanes = Lanes(tokenizer)
+        self._short = Lane(lambda: tokenizer)
+        self._long = Lane(lambda: Tokenizer(tokenizer.directory))
         self._max_model_len = max_model_len
         self._options = options
         vocabulary = tokenizer.backend.get_vocab()
@@ -148,12 +148,14 @@ class Prompts:
             raise ContextError(self._max_model_len, count, name, is_least=is_least)
 
     def close(self) -> None:
-        self._lanes.close()
+        self._short.close()
+        self._long.close()
         self.tokenizer.close()
 
     async def _in_thread(self, size: int, function: Callable[[Tokenizer], Result]) -> Result:
+        lane = self._short if size <= SHORT else self._long
         try:
-            return await self._lanes.run(size, function)
+            return await lane.run(size, function)
         except ValueError as error:
             raise ApiError(400, str(error)) from error
 

@@ -142,7 +142,7 @@ def test_a_message_with_special_tokens_can_be_continued():
 
 
 def test_a_tokenizer_without_places_is_refused(monkeypatch):
-    monkeypatch.setattr(type(DEMO.backend), "is_fast", False)
+    monkeypatch.setattr(DEMO, "_fast", None)
     with pytest.raises(ValueError, match=r"parse_special=False: .* does not tell where its tokens"):
         DEMO.encode_chat(PLAIN, parse_special=False)
 

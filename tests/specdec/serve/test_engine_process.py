@@ -150,8 +150,8 @@ def test_who_leaves_before_an_answer_leaves_nothing_behind(served):
 
     assert len(asyncio.run(run())) == 3
     assert _num_running(served) == 0
-    assert not served._host._requests
-    assert not served._host._numbers
+    assert not served._host._calls
+    assert not served._mailboxes._by_id
 
 
 def _num_running(llm):
@@ -212,14 +212,14 @@ def test_requests_learn_that_the_process_has_ended(is_running):
 def test_a_request_that_comes_as_the_engine_ends_learns_of_it(monkeypatch):
     with AsyncEngine(EngineProcess(start(draft=None))) as llm:
         process = llm._host
-        ask = process._ask
+        ask = process.ask
 
         def late(*given, **how):
             process._process.kill()
             process._reader.join()  # all that was known has ended, this request too
             return ask(*given, **how)
 
-        monkeypatch.setattr(process, "_ask", late)
+        monkeypatch.setattr(process, "ask", late)
         with pytest.raises(EngineDeadError, match="status -9"):
             asyncio.run(outputs_of(llm, "a", SamplingParams(max_tokens=3)))
 

@@ -98,16 +98,12 @@ def answer_format(template: str, tool_call_parser: str, reasoning_parser: str) -
 
 @dataclass(slots=True)
 class WholeCall:
-    """Holds a call with its arguments as text."""
-
     name: str
     arguments: str = ""
 
 
 @dataclass(slots=True)
 class Message:
-    """Holds all events of an answer, joined."""
-
     content: str = ""
     reasoning: str = ""
     calls: list[WholeCall] = field(default_factory=list)
@@ -139,7 +135,6 @@ class AnswerReading:
 
     @property
     def is_plain(self) -> bool:
-        """Tell whether all text is content."""
         return self.calls is None and not self.thinks
 
     def reader(self) -> "MessageReader":

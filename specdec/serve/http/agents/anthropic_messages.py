@@ -217,8 +217,6 @@ def _take_thinking(thinking: object, found: Translation) -> None:
 
 
 class MessagesScript(Script):
-    """Writes a message."""
-
     def __init__(self, model: str) -> None:
         message: Json = {
             "id": f"msg_{uuid.uuid4().hex}",

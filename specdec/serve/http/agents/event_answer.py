@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from starlette.responses import Response
 from starlette.types import Send
 
-from specdec.requests.output import CompletionOutput
+from specdec.requests.output import CompletionOutput, RequestOutput
 from specdec.serve.http.agents.events import Arguments, Call, Content, Event, Reasoning
 from specdec.serve.http.agents.translation import Json
 from specdec.serve.http.answers import finish_reason
@@ -76,7 +76,6 @@ class Script:
         raise NotImplementedError
 
     def whole(self) -> Json:
-        """Return the whole answer, after its end."""
         return {**self.answer, self._field: [dict(item) for item in self.items]}
 
     def write(self, event: Event) -> Iterator[Json]:
@@ -97,7 +96,6 @@ class Script:
         yield from self.begin_item(kind, name)
 
     def end_last(self) -> Iterator[Json]:
-        """End the item that grows, if one does."""
         if self.kind is not None:
             yield from self.end_item(self.kind)
         self.kind = None
@@ -124,18 +122,16 @@ class EventAnswer(Generation):
 
     async def _stream(self, outputs: Outputs, send: Send) -> None:
         """An error before the first output has a status of its own; later ones are events."""
-        _, output = await anext(outputs)
+        found: tuple[int, RequestOutput] | None = await anext(outputs)
         extra = [(name.encode(), value.encode()) for name, value in self._extra_headers.items()]
         headers = [*STREAM_HEADERS, *extra]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await _send(send, self._script.begin(self._counts()))
         try:
-            while True:
-                for piece in output.outputs:
+            while found is not None:
+                for piece in found[1].outputs:
                     await _send(send, await self._written(piece))
-                _, output = await anext(outputs)
-        except StopAsyncIteration:
-            pass
+                found = await anext(outputs, None)
         except ApiError as error:
             await _send(send, self._script.fail(error))
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -132,7 +132,6 @@ class Source:
 
 
 def merged(events: Iterable[Event]) -> list[Event]:
-    """Join neighbours of one kind."""
     found: list[Event] = []
     for event in events:
         last = found[-1] if found else None

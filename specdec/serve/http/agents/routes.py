@@ -51,7 +51,6 @@ class AgentRoutes:
         return EventAnswer(self._services, turn, script, headers)
 
     async def count_tokens(self, request: Request) -> Response:
-        """Count the tokens of the prompt that the same message would have."""
         translate = partial(anthropic_messages.translated, is_count=True)
         _, turn, headers = await self._turn(request, translate)
         return json_response({"input_tokens": len(turn.prompt.token_ids)}, headers=headers)

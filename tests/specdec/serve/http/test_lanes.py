@@ -9,94 +9,110 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from specdec.requests.tokenizer import Tokenizer
-from specdec.serve.http.lanes import MOST_VALUES, SHORT, FairTurns, Lanes, size_of
-from specdec.serve.http.prompts import MOST_MESSAGES
+from specdec.serve.http.lanes import MOST_VALUES, SHORT, Lane, size_of
+from specdec.serve.http.options import ServerOptions
+from specdec.serve.http.prompts import MOST_MESSAGES, Prompts
 from weights.demo import demo_directory
 
 CHAT = "/v1/chat/completions"
+OPTIONS = ServerOptions(model_names=("m",))
 
 
-async def served(turns, names, work=0):
+async def served(lane, names):
     """In which order those are served that come while one has its turn."""
-    order = []
-
-    async def be_served(name, size):
-        async with turns.turn(size):
-            order.append(name)
-            await asyncio.sleep(work)
-
-    async with turns.turn(1):
-        tasks = [asyncio.create_task(be_served(*each)) for each in names]
-        await asyncio.sleep(0)
-    await asyncio.gather(*tasks)
+    order, is_running, may_end = [], threading.Event(), threading.Event()
+    first = asyncio.create_task(lane.run(1, lambda _: is_running.set() or may_end.wait(20)))
+    await asyncio.to_thread(is_running.wait, 20)
+    tasks = [
+        asyncio.create_task(lane.run(size, lambda _, name=name: order.append(name)))
+        for name, size in names
+    ]
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.gather(first, *tasks)
     return order
 
 
-def test_a_small_work_goes_before_the_large_ones_that_wait():
+@pytest.fixture
+def lane():
+    found = Lane(lambda: Tokenizer(demo_directory("target")))
+    yield found
+    found.close()
+
+
+def test_a_small_work_goes_before_the_large_ones_that_wait(lane):
     names = [("a", 100), ("b", 100), ("small", 1), ("c", 100)]
-    assert asyncio.run(served(FairTurns(), names)) == ["small", "a", "b", "c"]
+    assert asyncio.run(served(lane, names)) == ["small", "a", "b", "c"]
 
 
-def test_a_large_work_waits_for_no_more_than_its_size_of_small_ones():
+def test_a_large_work_waits_for_no_more_than_its_size_of_small_ones(lane):
     async def run():
-        turns, order = FairTurns(), []
+        order = []
 
         async def stream():
             for number in range(50):
-                async with turns.turn(10):
-                    order.append(number)
-                    await asyncio.sleep(0)
+                await lane.run(
+                    10, lambda _, number=number: time.sleep(0.01) or order.append(number)
+                )
 
-        async def large():
-            async with turns.turn(100):
-                order.append("large")
-
-        async with turns.turn(10):
-            tasks = [asyncio.create_task(each) for each in (stream(), large(), stream())]
-            await asyncio.sleep(0)
-        await asyncio.gather(*tasks)
+        others = [asyncio.create_task(stream()) for _ in range(2)]
+        await lane.run(10, lambda _: time.sleep(0.05))
+        await lane.run(100, lambda _: order.append("large"))
+        await asyncio.gather(*others)
         return order.index("large")
 
     assert asyncio.run(run()) <= 22  # of 100
 
 
-def test_who_leaves_while_it_waits_or_in_its_turn_holds_up_nobody():
+def test_who_leaves_while_it_waits_or_in_its_turn_holds_up_nobody(lane):
     async def run():
-        turns = FairTurns()
-        async with turns.turn(1):
-            left = [asyncio.create_task(served(turns, ())) for _ in range(2)]
-            await asyncio.sleep(0)
-            left[0].cancel()
-        left[1].cancel()  # it has got its turn, and has not run since
+        is_running, may_end = threading.Event(), threading.Event()
+        works = (lambda _: is_running.set() or may_end.wait(20), lambda _: None)
+        left = [asyncio.create_task(lane.run(1, each)) for each in works]
+        await asyncio.to_thread(is_running.wait, 20)
+        for each in left:
+            each.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        return await asyncio.wait_for(served(turns, [("a", 1)]), 5)
+        may_end.set()
+        return await asyncio.wait_for(served(lane, [("a", 1)]), 5)
 
     assert asyncio.run(run()) == ["a"]
 
 
+def test_a_work_that_fails_tells_its_caller_alone(lane):
+    async def run():
+        with pytest.raises(ZeroDivisionError):
+            await lane.run(1, lambda _: 1 // 0)
+        return await lane.run(1, lambda _: "next")
+
+    assert asyncio.run(run()) == "next"
+
+
 def test_short_work_runs_beside_long_work_with_another_tokenizer():
     own = Tokenizer(demo_directory("target"))
-    lanes, may_end = Lanes(own), threading.Event()
+    prompts, may_end = Prompts(own, 100, OPTIONS), threading.Event()
+    run_one = prompts._in_thread
 
     async def run():
-        long = asyncio.create_task(lanes.run(SHORT + 1, lambda each: may_end.wait(20) and each))
-        short = [await lanes.run(SHORT, lambda each: each) for _ in range(3)]
+        long = asyncio.create_task(run_one(SHORT + 1, lambda each: may_end.wait(20) and each))
+        short = [await run_one(SHORT, lambda each: each) for _ in range(3)]
         may_end.set()
         return await long, short
 
     long, short = asyncio.run(run())
-    lanes.close()
+    prompts.close()
     assert short == [own] * 3
     assert isinstance(long, Tokenizer)
     assert long is not own
 
 
 def test_long_work_takes_no_thread_of_others():
-    lanes, may_end = Lanes(Tokenizer(demo_directory("target"))), threading.Event()
+    prompts = Prompts(Tokenizer(demo_directory("target")), 100, OPTIONS)
+    may_end = threading.Event()
 
     async def run():
         long = [
-            asyncio.create_task(lanes.run(SHORT + 1, lambda each: may_end.wait(20)))
+            asyncio.create_task(prompts._in_thread(SHORT + 1, lambda each: may_end.wait(20)))
             for _ in range(64)
         ]
         await asyncio.sleep(0.05)
@@ -106,7 +122,7 @@ def test_long_work_takes_no_thread_of_others():
         return found
 
     assert asyncio.run(run()) == 0
-    lanes.close()
+    prompts.close()
 
 
 def test_a_size_counts_text_wherever_it_is_and_ends_early():

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from specdec.requests.output import RequestOutput
-from specdec.serve.http.measures import ROUNDS, AcceptanceWatch, Monitor, Record
+from specdec.serve.http.measures import ROUNDS, Monitor, Record
 from weights.demo import demo_directory
 
 
@@ -122,14 +122,14 @@ def test_a_line_of_the_log_says_what_runs(live, caplog):
 
 
 def test_the_alarm_rings_when_acceptance_falls_under_a_third():
-    watch = AcceptanceWatch()
-    assert watch.see(ROUNDS, 300) is None  # 1.5 a round
-    assert watch.see(ROUNDS + 1, 300) is None  # too few to judge
-    assert watch.see(2 * ROUNDS, 410) is None  # 0.55
-    assert "0.45 accepted drafts a round, 1.50 at the start" in watch.see(3 * ROUNDS, 500)
-    assert watch.see(4 * ROUNDS, 590) is None  # it has rung
-    assert watch.see(5 * ROUNDS, 900) is None
-    assert watch.see(6 * ROUNDS, 910) is not None
+    watch = Monitor(None)
+    assert watch.alarm(ROUNDS, 300) is None  # 1.5 a round
+    assert watch.alarm(ROUNDS + 1, 300) is None  # too few to judge
+    assert watch.alarm(2 * ROUNDS, 410) is None  # 0.55
+    assert "0.45 accepted drafts a round, 1.50 at the start" in watch.alarm(3 * ROUNDS, 500)
+    assert watch.alarm(4 * ROUNDS, 590) is None  # it has rung
+    assert watch.alarm(5 * ROUNDS, 900) is None
+    assert watch.alarm(6 * ROUNDS, 910) is not None
 
 
 def test_sampling_defaults_of_the_checkpoint_are_taken_where_the_operator_says_so(

@@ -24,8 +24,8 @@ from specdec.serve.http.fields import (
     one_of,
     text,
 )
+from specdec.serve.http.gate import PAGE_PATHS
 from specdec.serve.http.openapi import words
-from specdec.serve.http.playground import PAGE_PATHS
 from tests.specdec.serve.http.test_playground import Page
 
 KEY = "sk-one"

@@ -10,8 +10,8 @@ import pytest
 
 from specdec import SpeculativeConfig
 from specdec.serve.engine_thread import draft_name
+from specdec.serve.http.gate import FOLDER, PAGE_PATHS
 from specdec.serve.http.options import ServerOptions
-from specdec.serve.http.playground import FOLDER, PAGE_PATHS
 from specdec.serve.http.prompts import Prompts
 
 FILES = sorted(FOLDER.iterdir())

@@ -12,6 +12,7 @@ Every number of rows takes the same splits, which are chosen here and only here.
 import argparse
 import json
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -86,14 +87,14 @@ def main() -> None:
         file=None if args.random else args.out,
         splits_of=splits_to_try,
         again=args.again,
-        max_seconds=args.max_seconds,
     )
     wanted = tuning.missing(products)
     print(f"{tuning.gpu}: {len(wanted)} of {len(products)} products\n{HEAD}")
-    found = []
-    for measured in tuning.run(wanted):
-        print(measured.table(), flush=True)
-        found.append(measured)
+    found: list[Measured] = []
+    start, measured = time.monotonic(), tuning.run(wanted)
+    while len(found) < len(wanted) and time.monotonic() - start < args.max_seconds:
+        found.append(next(measured))
+        print(found[-1].table(), flush=True)
     if found:
         summary = {"gpu": tuning.gpu, "rule_over_tuned": rule_over_tuned(found)}
         if args.json:

@@ -8,17 +8,17 @@ row classes, each over the best for its class, few rows counting double, and rea
 import fcntl
 import math
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from specdec.kernels.tables import NONE, Entry, key_of, read_table, write_table
 from specdec.kernels.tile_rule import candidates, rule_shape, rule_splits
 from specdec.kernels.tile_shapes import ROW_CLASSES, Product, Shape
-from specdec.kernels.tiles import Tiles, cut
+from specdec.kernels.tiles import cut
+from specdec.tune.gpu_clock import GpuClock, Job
 
 SPLIT_CLASSES = (16, 64, 256)  # decide the splits
 FEW_ROWS = SPLIT_CLASSES[0]
@@ -26,29 +26,11 @@ READING = 0.01  # share of a product's time for which its reader adds a further 
 HEAD = f"{'product':<20} {'splits':>6} {'rows':>5} {'by rule':>10} {'tuned':>10} {'cuBLAS':>10}"
 
 
-class Job(NamedTuple):
-    product: Product
-    rows: int  # a row class
-    tiles: Tiles | None
-
-
 class Wanted(NamedTuple):
     """The numbers of splits to choose from for a product, and its row classes."""
 
     splits: Sequence[int]
     rows: Sequence[int]
-
-
-class ProductClock(Protocol):
-    """A clock of products: gpu_clock.py's, or a test's."""
-
-    has_wgmma: bool  # of the GPU: Hopper's products
-
-    def prepare(self, jobs: Iterable[Job]) -> None:
-        """Everything that `time` may be asked for."""
-
-    def time(self, job: Job) -> float:
-        """Microseconds; infinite if it does not run."""
 
 
 class Best(NamedTuple):
@@ -107,13 +89,11 @@ class Tuning:
     again: measure what the table has too; else a product's missing row classes, with its splits
     """
 
-    clock: ProductClock
+    clock: GpuClock
     gpu: str
     file: Path | None
     splits_of: Callable[[Product], Sequence[int]]
     again: bool = False
-    max_seconds: float = float("inf")  # begins no further product after that
-    now: Callable[[], float] = field(default=time.monotonic)
 
     def missing(self, products: Sequence[Product]) -> list[Product]:
         """List the products whose entry lacks a row class, or was measured with other splits."""
@@ -127,14 +107,11 @@ class Tuning:
         """
         if self.file is not None and products:
             _refuse_read_only(self.file.parent)
-        start = self.now()
         wanted = self._wanted(products)
         self.clock.prepare(
             job for p in products for job in jobs_of(p, wanted[p], self.clock.has_wgmma)
         )
         for product in products:
-            if self.now() - start >= self.max_seconds:
-                return
             measured = measure(product, wanted[product], self.clock)
             self._write(measured)
             yield measured
@@ -172,7 +149,7 @@ def jobs_of(product: Product, wanted: Wanted, has_wgmma: bool) -> Iterator[Job]:
                 yield Job(product, rows, cut(shape, rows, count))
 
 
-def measure(product: Product, wanted: Wanted, clock: ProductClock) -> Measured:
+def measure(product: Product, wanted: Wanted, clock: GpuClock) -> Measured:
     """Where there is a choice of splits, all row classes are wanted."""
     search = _Search(product, clock, {})
     counts = wanted.splits
@@ -192,7 +169,7 @@ class _Search:
     """Times of one product so far, by row class, splits and shape; none is measured twice."""
 
     product: Product
-    clock: ProductClock
+    clock: GpuClock
     times: dict[tuple[int, int, Shape], float]
 
     def best(self, rows: int, splits: int) -> Shape:

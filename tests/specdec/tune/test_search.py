@@ -166,12 +166,6 @@ def test_two_searches_at_once_lose_nothing(tuning, monkeypatch):
     assert set(read_table(searches[0].file)["GPU"]) == {SPLIT, HEAD}
 
 
-def test_no_product_begins_after_its_time(tuning):
-    moments = iter([0.0, 1.0, 9.0])
-    search = tuning(FakeClock(lambda _: 1.0), max_seconds=5, now=lambda: next(moments))
-    assert [each.product for each in search.run([SPLIT, HEAD])] == [SPLIT]
-
-
 def test_given_splits_are_the_only_ones_measured(tuning):
     clock = FakeClock(fastest(last_candidates(SPLIT, 4), 4))
     (measured,) = tuning(clock).run([SPLIT])

@@ -37,7 +37,7 @@ def exactness(bench: Bench) -> Iterator[Row]:
         return
     bench.pair.drop()
     options = bench.options
-    for K, batch, context in product(bench.ks, options.batches, options.contexts):
+    for K, batch, context in product(bench.ks, bench.batches, bench.contexts):
         what = f"exactness: K = {K}, batch {batch}, context {context}"
         room = tokens_needed(options.num_rounds, K)
         if _is_possible(bench, what, [context] * batch, room):

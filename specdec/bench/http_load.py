@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import httpx2
 
 from specdec.bench.http_client import Api, Timing, listed_models, num_tokens, timed
+from specdec.bench.options import LoadOptions
 from specdec.bench.report import Row, percentile
 
 PERCENTS = (50, 90, 99)
@@ -38,22 +39,6 @@ WORDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOptions:
-    """rates: requests a second, each a run of num_requests.
-
-    goodput: limits in ms by measure, which a good answer keeps. most_answer: tokens.
-    """
-
-    api: Api
-    rates: Sequence[float]
-    num_requests: int
-    most_answer: int | None
-    goodput: Mapping[str, float]
-    seed: int
-    timeout: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
     """at: seconds from the start."""
 
@@ -64,19 +49,44 @@ class Arrival:
 
 async def run_load(options: LoadOptions) -> list[Row]:
     """Measure a row for each rate. ValueError if the server cannot be measured."""
+    api, goodput = api_of(options), limits_of(options.goodput)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx2.AsyncClient(timeout=options.timeout, limits=limits) as client:
-        models = await listed_models(client, options.api)
-        name = options.api.model or next(iter(models))
-        api = replace(options.api, model=name)
-        context = models.get(name, {}).get("max_model_len")
+        models = await listed_models(client, api)
+        api = replace(api, model=api.model or next(iter(models)))
+        context = models.get(str(api.model), {}).get("max_model_len")
         room = context if isinstance(context, int) else 2 * (LONGEST + SHORTEST)
         tokens_per_word = await num_tokens(client, api, words(NUM_WORDS)) / NUM_WORDS
         rows = []
-        for rate in options.rates:
+        for rate in options.rates or (1.0,):
             plan = list(arrivals(options, rate, tokens_per_word, room))
-            rows.append(figures(rate, *await _run(client, api, plan), options.goodput))
+            rows.append(figures(rate, *await _run(client, api, plan), goodput))
     return rows
+
+
+def api_of(options: LoadOptions) -> Api:
+    if not options.url.startswith(("http://", "https://")):
+        raise ValueError(f"URL {options.url}: give one that begins with http:// or https://")
+    fields = {"temperature": options.temperature, "ignore_eos": options.ignore_eos or None}
+    return Api(
+        url=options.url.rstrip("/").removesuffix("/v1"),
+        model=options.model,
+        is_chat=options.is_chat,
+        api_key=options.api_key,
+        fields={name: value for name, value in fields.items() if value is not None},
+    )
+
+
+def limits_of(text: str | None) -> dict[str, float]:
+    """Read "ttft:500,tpot:50": the most milliseconds of a good answer, by measure."""
+    limits = {}
+    for part in text.split(",") if text is not None else ():
+        name, _, value = part.partition(":")
+        if name not in MEASURES or not value.replace(".", "", 1).isdigit():
+            wanted = f"{', '.join(MEASURES)}, each with a number of ms, such as ttft:500,tpot:50"
+            raise ValueError(f"--goodput {text}: give any of {wanted}")
+        limits[name] = float(value)
+    return limits
 
 
 def arrivals(
@@ -89,8 +99,8 @@ def arrivals(
         at += chance.expovariate(rate)
         prompt_tokens = _length(chance, PROMPT_MEAN, PROMPT_SPREAD)
         most = min(_length(chance, ANSWER_MEAN, ANSWER_SPREAD), room // 2)
-        if options.most_answer is not None:
-            most = min(most, options.most_answer)
+        if options.max_tokens is not None:
+            most = min(most, options.max_tokens)
         num_words = max(round(min(prompt_tokens, room // 2 - SHORTEST) / tokens_per_word), 1)
         yield Arrival(at=at, prompt=words(num_words), max_tokens=most)
 

@@ -65,7 +65,7 @@ def loop(bench: Bench) -> Iterator[Row]:
 
 def _loads(bench: Bench, drafting: Drafting) -> Iterator[Row]:
     options, K = bench.options, drafting.name
-    for batch, temperature in product(options.batches, options.temperatures or TEMPERATURES):
+    for batch, temperature in product(bench.batches, options.temperatures or TEMPERATURES):
         if not bench.has_time(f"loop: K = {K}, batch {batch}, temperature {temperature}"):
             continue
         engine = bench.pair.engine(engine_spec(bench, drafting))
@@ -81,7 +81,7 @@ def _ramp(bench: Bench, drafting: Drafting) -> Iterator[Row]:
     if not bench.has_time(f"loop: K = {K}, a ramp"):
         return
     engine = bench.pair.engine(engine_spec(bench, drafting))
-    largest = max(bench.options.batches)
+    largest = max(bench.batches)
     row: Row = {"num_speculative_tokens": K, "load": f"1 to {largest} to 1", "batch": largest}
     speeds: list[float] = []
     difference: Row = {}
@@ -98,7 +98,7 @@ def engine_spec(bench: Bench, drafting: Drafting) -> EngineSpec:
     """Describe an engine with room for the largest batch."""
     return EngineSpec(
         drafting=drafting,
-        max_num_seqs=max(*bench.options.batches, bench.options.max_num_seqs or 1),
+        max_num_seqs=max(bench.batches),
         max_tokens=PROMPT_LENGTHS[1] + bench.options.max_tokens,
         max_model_len=bench.options.model_len,
         has_prefill_graphs=True,

@@ -34,7 +34,7 @@ def noise(bench: Bench) -> Iterator[Row]:
     auto = bench.auto(eagle)
     if auto.is_adaptive and bench.pair.device.type != "cuda":  # costs are measured with graphs
         return
-    for batch, temperature in product(bench.options.batches, bench.options.temperatures or (0.0,)):
+    for batch, temperature in product(bench.batches, bench.options.temperatures or (0.0,)):
         if bench.has_time(f"noise: batch {batch}, temperature {temperature}"):
             row: Row = {"num_speculative_tokens": auto.name, "batch": batch}
             row["temperature"] = temperature

@@ -27,7 +27,7 @@ NUM_REQUESTS = 12  # of each length; the first two warm up
 def protocol(bench: Bench) -> Iterator[Row]:
     """Measure tokens per second for every K at every batch."""
     plain: dict[int, Served] = {}
-    for K, batch in product(bench.ks, bench.options.batches):
+    for K, batch in product(bench.ks, bench.batches):
         if not bench.has_time(f"K = {K}, batch {batch}"):
             continue
         run, difference = bench.serve(bench.engine(Drafting(K)), batch)
@@ -47,7 +47,7 @@ def protocol(bench: Bench) -> Iterator[Row]:
 def rounds(bench: Bench) -> Iterator[Row]:
     """Time rounds in steady state and their phases on the device, beside the floor."""
     num_rounds = bench.options.num_rounds
-    for K, batch in product(bench.ks, bench.options.batches):
+    for K, batch in product(bench.ks, bench.batches):
         if bench.has_time(f"rounds: K = {K}, batch {batch}"):
             prompts = bench.prompts(batch)[:batch]
             engine = bench.engine(Drafting(K))
@@ -72,11 +72,11 @@ def context(bench: Bench) -> Iterator[Row]:
     options = bench.options
     kinds = [Drafting(K) for K in bench.ks]
     kinds += [Drafting(tree.num_levels, tree=tree) for tree in options.trees or ()]
-    room = max(tokens_needed(options.num_rounds, _num_drafts(kind)) for kind in kinds)
+    room = max(tokens_needed(options.num_rounds, kind.num_nodes) for kind in kinds)
     room = max(room, options.max_tokens)
     longest = bench.pair.target.config.max_position_embeddings - room
-    contexts = [n for n in options.contexts if n <= longest]
-    for drafting, batch in product(kinds, options.batches):
+    contexts = [n for n in bench.contexts if n <= longest]
+    for drafting, batch in product(kinds, bench.batches):
         ways = [[n] * batch for n in contexts]
         if batch > 1 and len(contexts) > 1:
             ways.append([max(contexts)] + [min(contexts)] * (batch - 1))
@@ -98,17 +98,13 @@ def context(bench: Bench) -> Iterator[Row]:
                 "longest_context": max(lengths),
                 "shortest_context": min(lengths),
                 "num_speculative_tokens": K,
-                "rows": 1 + _num_drafts(drafting),
+                "rows": 1 + drafting.num_nodes,
                 "batch": batch,
                 "mean_acceptance_length": served.stats.mean_acceptance_length,
             }
             difference = bench.outputs.difference(served.requests)
             yield row | (difference or _context_figures(bench, engine, K, prompts))
         bench.pair.drop(spec)
-
-
-def _num_drafts(drafting: Drafting) -> int:
-    return drafting.num_tokens if drafting.tree is None else drafting.tree.num_nodes
 
 
 def _context_figures(bench: Bench, engine: Engine, K: int, prompts: list[list[int]]) -> Row:

@@ -45,7 +45,7 @@ def _rows(bench: Bench, drafting: Drafting, plain: Plain) -> Iterator[Row]:
     """Measure an engine at all loads, and plain decoding where that was not measured yet."""
     options = bench.options
     name = drafting.tree or f"K = {drafting.num_tokens}"
-    for batch, T in product(options.batches, options.temperatures or TEMPERATURES):
+    for batch, T in product(bench.batches, options.temperatures or TEMPERATURES):
         thresholds: tuple[float | None, ...] = (None,)
         if drafting.confidence_threshold:
             known = THRESHOLDS if T == 0 else (THRESHOLD,)
@@ -75,7 +75,7 @@ def _columns(drafting: Drafting, batch: int, T: float, threshold: float | None) 
         "temperature": T,
         "batch": batch,
         "num_speculative_tokens": drafting.num_tokens,
-        "rows": 1 + (drafting.num_tokens if tree is None else tree.num_nodes),
+        "rows": 1 + drafting.num_nodes,
         "top_k": 1 if tree is None else tree.top_k,
         "threshold": threshold,
     }

@@ -12,11 +12,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from specdec.bench import cold as colds
 from specdec.bench import loop as loops
 from specdec.bench import noise as noises
 from specdec.bench import serving, suites
-from specdec.bench.bench import Bench, BenchOptions
+from specdec.bench.bench import Bench
 from specdec.bench.charts import caption, draw_charts, latest
+from specdec.bench.options import BenchOptions
 from specdec.bench.pair import Bytes, EngineSpec, Pair, bytes_of, joined, load_pair
 from specdec.bench.report import percentile, table, tables
 from specdec.bench.requests import draw_jobs
@@ -55,7 +57,6 @@ def bench(pair):
         max_model_len=512,
         repeats=1,
         num_rounds=2,
-        rounds_of_memory=10,
     )
     yield Bench(pair, 1e12, options)
     pair.drop()
@@ -213,6 +214,7 @@ def test_every_other_suite_runs(bench):
 def test_cold_has_starts_then_captures_then_memory(bench, monkeypatch):
     monkeypatch.setattr(suites, "starts", lambda _: [{"start": 2}])
     monkeypatch.setattr(suites, "capture", lambda _: [{"chunks": "breakable"}])
+    monkeypatch.setattr(colds, "ROUNDS_OF_MEMORY", 10)
     rows = list(suites.cold(bench))
     assert rows[:2] == [{"start": 2}, {"chunks": "breakable"}]
     assert [row["when"] for row in rows[2:]][-1] == "after clear_graphs"
@@ -341,8 +343,9 @@ def test_a_batch_measured_twice_is_one_point():
     assert [row["per_user"] for row in latest(rows)] == [5, 50, 3]
 
 
-def test_memory_is_read_along_the_way(bench):
-    bench.options = replace(bench.options, batches=(8,), rounds_of_memory=28)
+def test_memory_is_read_along_the_way(bench, monkeypatch):
+    monkeypatch.setattr(colds, "ROUNDS_OF_MEMORY", 28)
+    bench.options = replace(bench.options, batches=(8,))
     rows = list(suites.memory(bench))
 
     rounds = [int(row["when"].split()[1]) for row in rows[:-1]]

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from specdec.bench import exactness as suite
-from specdec.bench.bench import Bench, BenchOptions
+from specdec.bench.bench import Bench
 from specdec.bench.exactness import OF_ROUNDS, SHIPPED, of_chunks, of_rounds, priced, timings
 from specdec.bench.exchanges import Job
+from specdec.bench.options import BenchOptions
 from specdec.bench.pair import Pair, load_pair
 from specdec.bench.yardsticks import yardsticks
 from specdec.kernels.attention.launch import paged_attention

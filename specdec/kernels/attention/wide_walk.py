@@ -91,16 +91,8 @@ class WideWalk:
 
 @gluon_jit(
     varying=(
-        "idx_ptr",
-        "path_starts_ptr",
-        "lists_ptr",
-        "fewer",
-        "counts",
-        "width",
-        "query_len",
-        "R",
-        "M",
-        "NS",
+        *("idx_ptr", "path_starts_ptr", "lists_ptr", "fewer", "counts", "width"),
+        *("query_len", "R", "M", "NS"),
     )
 )
 def _wide_walk_kernel(
@@ -240,7 +232,7 @@ def _attend(own, rings, bars, query_len, parts, scale, VARIANT: gl.constexpr, HA
     b, first_row, g, splits = own
     num_tiles, is_merged, listed, _blocks = splits
     own_ptr, split, following = listed
-    place = b, first_row + HALF * (TOKENS // 2), g
+    place = b, first_row + HALF * (TOKENS // 2), g, query_len
     after = tiles_of(split)  # of the split, after the tile whose values are added
     q = roles.filled(q_ring, bars[0], 0, True).reshape([TOKENS * GROUP, C])
     q = q.slice(HALF * (TOKENS * GROUP // 2), TOKENS * GROUP // 2)
@@ -276,7 +268,7 @@ def _attend(own, rings, bars, query_len, parts, scale, VARIANT: gl.constexpr, HA
             whole_peak, whole_total, whole_acc = roles.finished_split(whole, peak, total, acc)
             if (is_merged == 0) | (step == num_tiles - 1):
                 whole = whole_peak, whole_total, whole_acc
-                _store(parts, split, place, whole, query_len, GROUP, VARIANT, HALF)
+                _store(parts, split, place, whole, GROUP, VARIANT, HALF)
                 whole_peak, whole_total, whole_acc = roles.no_keys_beside(q.shape[0], C, C)
             total = gl.zeros_like(total)
             own_ptr += 1
@@ -288,18 +280,11 @@ def _attend(own, rings, bars, query_len, parts, scale, VARIANT: gl.constexpr, HA
 
 @gluon_jit
 def _store(
-    parts,
-    split,
-    place,
-    part,
-    query_len,
-    GROUP: gl.constexpr,
-    VARIANT: gl.constexpr,
-    HALF: gl.constexpr,
+    parts, split, place, part, GROUP: gl.constexpr, VARIANT: gl.constexpr, HALF: gl.constexpr
 ):
     """Leave the partial result of each row, as `store_part` in parts.py."""
     acc_desc, stats_ptr, NS, results = parts
-    b, first_row, g = place
+    b, first_row, g, query_len = place
     peak, total, acc = part
     C: gl.constexpr = acc.shape[1]
     result = results.index(HALF)

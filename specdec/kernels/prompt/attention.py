@@ -95,16 +95,8 @@ class PromptAttention:
 
 @gluon_jit(
     varying=(
-        "idx_ptr",
-        "positions_ptr",
-        "starts_ptr",
-        "num_items",
-        "num_uneven",
-        "num_slots",
-        "query_len",
-        "R",
-        "M",
-        "is_beside",
+        *("idx_ptr", "positions_ptr", "starts_ptr", "num_items", "num_uneven"),
+        *("num_slots", "query_len", "R", "M", "is_beside"),
     )
 )
 def _prompt_attention_kernel(
@@ -238,11 +230,12 @@ def _attended(q, rings, bars, position, first, last, scale, step, HALF: gl.const
     is_later = False
     border = split_start(1)  # of the next split
     state = (peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later, border)
+    given = (q, rings, bars, position, scale)
     for j in range(1, whole):
-        state = _next_tile(q, rings, bars, position, j, num_tiles, scale, step, state, HALF, False)
+        state = _next_tile(given, j, num_tiles, step, state, HALF, False)
         step += 1
     for j in range(gl.maximum(whole, 1), num_tiles):
-        state = _next_tile(q, rings, bars, position, j, num_tiles, scale, step, state, HALF, True)
+        state = _next_tile(given, j, num_tiles, step, state, HALF, True)
         step += 1
     peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later, _border = state
     v = roles.filled(v_ring, bars[2], step, True)
@@ -256,20 +249,9 @@ def _attended(q, rings, bars, position, first, last, scale, step, HALF: gl.const
 
 
 @gluon_jit
-def _next_tile(
-    q,
-    rings,
-    bars,
-    position,
-    j,
-    num_tiles,
-    scale,
-    step,
-    state,
-    HALF: gl.constexpr,
-    IS_MASKED: gl.constexpr,
-):
+def _next_tile(given, j, num_tiles, step, state, HALF: gl.constexpr, IS_MASKED: gl.constexpr):
     """Make scores and powers of tile j while values of the tile before, at `step`, are added."""
+    q, rings, bars, position, scale = given
     S: gl.constexpr = rings[1].shape[1]
     peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later, border = state
     scores, part_acc, summed = roles.next_scores(

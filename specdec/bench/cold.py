@@ -54,17 +54,16 @@ def starts(bench: Bench) -> Iterator[Row]:
 
     They share a cache of compiled kernels, empty at first, as after an installation.
     """
-    bench.pair.drop()
-    eagle, config, options = bench.pair.eagle, bench.pair.config, bench.options
+    pair, options = bench.pair, bench.options
+    pair.drop()
     names = ("dtype", "seed", "enforce_eager", "gpu_memory_utilization")
-    engine: dict[str, object] = {name: getattr(config, name) for name in names}
-    engine |= {"device": str(bench.pair.device), "max_model_len": options.max_model_len}
-    given: dict[str, object] = {"target": str(bench.pair.target.report.directory)}
-    given |= {"speculation": None, "engine": engine}
-    if eagle is not None:
+    engine: dict[str, object] = {name: getattr(pair.config, name) for name in names}
+    engine |= {"device": str(pair.device), "max_model_len": options.max_model_len}
+    draft = None
+    if pair.eagle is not None:
         K = AUTO if options.adaptive else max(bench.ks)
-        draft = str(eagle.report.directory)
-        given["speculation"] = {"model": draft, "num_speculative_tokens": K}
+        draft = {"model": str(pair.eagle.report.directory), "num_speculative_tokens": K}
+    given = {"target": str(pair.target.report.directory), "speculation": draft, "engine": engine}
     known = 0
     with tempfile.TemporaryDirectory() as cache:
         for i in range(STARTS):

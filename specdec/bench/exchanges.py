@@ -7,7 +7,8 @@ what they are.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,21 +37,16 @@ def backend_of(names: Sequence[str], job: Job, device: torch.device) -> Backend:
 
     job: what attention computes in each layer
     """
-    chosen = Backend()
+    chosen: dict[str, Any] = {}
     for name in names:
         if name == "layers":
-            chosen = replace(
-                chosen,
-                linear=cublas_linear,
-                split_linear=cublas_sums,
-                gate_up=cublas_gate_up,
-            )
+            products = cublas_linear, cublas_sums, cublas_gate_up
+            chosen |= zip(("linear", "split_linear", "gate_up"), products, strict=True)
         elif name == "heads":
-            chosen = replace(chosen, tile_maxima=cublas_tile_maxima)
+            chosen["tile_maxima"] = cublas_tile_maxima
         else:
-            attend = ContiguousAttention(yardsticks(device)[name], job)
-            chosen = replace(chosen, attend=attend)
-    return chosen
+            chosen["attend"] = ContiguousAttention(yardsticks(device)[name], job)
+    return Backend(**chosen)
 
 
 def cublas_linear(

@@ -20,7 +20,7 @@ from specdec.requests.chat_template import check_template
 from specdec.serve.http.agents.answer_reading import REASONING_PARSERS, TOOL_CALL_PARSERS
 from specdec.serve.http.options import ServerOptions, is_api_key
 from specdec.speculative_config import SpeculativeConfig
-from specdec.start.locate import DEMO_PARTS, local_directory, locate
+from specdec.start.locate import local_directory, locate
 from weights.demo import demo_directory
 
 
@@ -42,15 +42,6 @@ def server_options(options: choices.ServeOptions | choices.BatchOptions) -> Serv
     return server
 
 
-def checkpoint_directory(name: str) -> Path:
-    """Find a checkpoint, a target or a draft; ValueError if there is none."""
-    names = dict.fromkeys([*DEMO_PARTS["target"], *DEMO_PARTS["draft"]])
-    if name.startswith("demo/") and name not in names and not Path(name).is_dir():
-        raise ValueError(f"{name}: the bundled pair has no such part (allowed: {', '.join(names)})")
-    is_demo_draft = name in DEMO_PARTS["draft"] and name not in DEMO_PARTS["target"]
-    return locate(name, "draft" if is_demo_draft else "target")
-
-
 def source_directory(source: str) -> Path:
     """Find the pair that is to be widened; ValueError if there is none."""
     directory = demo_directory("target").parent if source == "demo" else Path(source)
@@ -66,7 +57,7 @@ def source_directory(source: str) -> Path:
 def check_inspect(options: choices.InspectOptions) -> None:
     if options.target is not None:
         check_models(options.target)
-    checkpoint_directory(options.checkpoint)
+    locate(options.checkpoint, "checkpoint")
 
 
 def check_serve(options: choices.ServeOptions) -> None:

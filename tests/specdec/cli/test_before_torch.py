@@ -27,7 +27,7 @@ SERVE = [
     ("batch {}/text {}/out demo --num-engines 2", "--num-engines 2 without a cluster"),
     ("load demo --dtype int8", "--dtype 'int8': allowed are auto, float32"),
     ("load demo --device gpu", "--device 'gpu': give auto, cpu, cuda or cuda:N"),
-    ("inspect ./nowhere", "target ./nowhere: no such directory"),
+    ("inspect ./nowhere", "checkpoint ./nowhere: no such directory"),
     ("inspect demo/eagle3 --target ./nowhere", "target ./nowhere: no such directory"),
     ("tune ./nowhere", "target ./nowhere: no such directory"),
     ("tune demo --dtype int8", "--dtype 'int8': allowed are auto, float32"),

@@ -6,8 +6,7 @@ from itertools import product
 from specdec.bench.bench import MOST_CONTEXT, Bench
 from specdec.bench.cold import capture, memory, starts
 from specdec.bench.exactness import exactness
-from specdec.bench.loop import loop
-from specdec.bench.noise import noise
+from specdec.bench.loop import loop, noise
 from specdec.bench.pair import EngineSpec, bytes_of, joined
 from specdec.bench.products import products
 from specdec.bench.report import Row

@@ -14,7 +14,6 @@ import torch
 
 from specdec.bench import cold as colds
 from specdec.bench import loop as loops
-from specdec.bench import noise as noises
 from specdec.bench import serving, suites
 from specdec.bench.bench import Bench
 from specdec.bench.charts import caption, draw_charts, latest
@@ -544,21 +543,22 @@ def test_a_ramp_rises_and_falls_and_runs_every_request_to_its_end(pair, monkeypa
 def test_noise_is_beside_plain_decoding_and_the_draft_is_itself_again(pair, monkeypatch):
     for name, value in (("GENERATIONS", 3), ("LEAST_REQUESTS", 2), ("PROMPT_LENGTHS", (4, 9))):
         monkeypatch.setattr(loops, name, value)
-    monkeypatch.setattr(noises, "STEPS_WITHOUT", 3)
-    monkeypatch.setattr(noises, "STEPS_WITH_NOISE", 2)
+    monkeypatch.setattr(loops, "STEPS_WITHOUT", 3)
+    monkeypatch.setattr(loops, "STEPS_WITH_NOISE", 2)
     monkeypatch.setattr(Bench, "auto", lambda *_: Drafting(2))
     options = BenchOptions(ks=(2,), batches=(2,), max_tokens=8, max_model_len=64)
     bench = Bench(pair, 1e12, options)
     windows, num_steps = [], []
+    real = loops.run_loop
 
     def run_loop(engine, jobs, batch, most_steps):
         num_steps.append(most_steps)
-        windows.append(loops.run_loop(engine, jobs, batch, most_steps))
+        windows.append(real(engine, jobs, batch, most_steps))
         return windows[-1]
 
-    monkeypatch.setattr(noises, "run_loop", run_loop)
+    monkeypatch.setattr(loops, "run_loop", run_loop)
     before = {name: x.clone() for name, x in pair.eagle.tensors.items()}
-    [row] = noises.noise(bench)
+    [row] = loops.noise(bench)
 
     assert row["noise_over_plain"] == row["with_noise"] / row["plain"]
     assert 0 < row["again_over_best"] <= 1

@@ -23,7 +23,6 @@ from specdec.bench.report import percentile, table, tables
 from specdec.bench.requests import draw_jobs
 from specdec.bench.serving import Outputs
 from specdec.bench.timing import Spread, steady, time_phases, wrapped
-from specdec.bench.trees import NEVER
 from specdec.cli import main
 from specdec.cli.bench_choices import SUITES
 from specdec.kernels.compilations import Compilations
@@ -31,6 +30,7 @@ from specdec.rounds.results import HostWaits, PendingResult
 from specdec.scheduling.prompts import PromptRows
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import TreeShape
+from specdec.start.measure_costs import NEVER
 from specdec.start.speculation import Drafting
 from specdec.step import PHASES
 
@@ -112,10 +112,10 @@ def test_trees_are_compared_with_chains_and_plain_decoding(bench, monkeypatch):
         return served
 
     shape = TreeShape(num_levels=3, top_k=3, num_nodes=5)
-    monkeypatch.setattr("specdec.bench.trees.SHAPES", (shape,))
+    monkeypatch.setattr("specdec.bench.suites.SHAPES", (shape,))
     monkeypatch.setattr("specdec.bench.bench.SEEDS", (0, 5))
-    monkeypatch.setattr("specdec.bench.trees.TEMPERATURES", (0.0, 1.0))
-    monkeypatch.setattr("specdec.bench.trees.THRESHOLDS", (NEVER, 0.999))
+    monkeypatch.setattr("specdec.bench.suites.TEMPERATURES", (0.0, 1.0))
+    monkeypatch.setattr("specdec.bench.suites.THRESHOLDS", (NEVER, 0.999))
     monkeypatch.setattr("specdec.bench.bench.serve", serve_wrong_drawn_trees)
     bench.options = replace(bench.options, batches=(2,), max_tokens=5, repeats=1, num_prompts=2)
     rows = list(suites.trees(bench))

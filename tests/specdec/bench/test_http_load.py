@@ -9,8 +9,7 @@ import httpx2
 import pytest
 
 from specdec.bench.charts import draw_charts
-from specdec.bench.http_client import Api, Timing, listed_models, num_tokens, timed
-from specdec.bench.http_load import arrivals, figures
+from specdec.bench.http_load import Api, Timing, arrivals, figures, listed_models, num_tokens, timed
 from specdec.bench.options import LoadOptions
 
 API = Api(url="http://x", model="m", is_chat=False, api_key="k", fields={"temperature": 0})

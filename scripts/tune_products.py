@@ -6,23 +6,26 @@
     python -m scripts.tune_products --random 5 --json FILE       # the rule beside tuned, no table
 
 The search and what it costs: specdec/tune/. Without --again only what the table lacks is measured.
-Every number of rows takes the same splits, which are chosen here and only here.
+Every number of rows takes the same splits, which are chosen here alone (scripts/split_choice.py).
 """
 
 import argparse
 import json
 import math
+import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
 
+from scripts.split_choice import best_splits, splits_to_try
 from scripts.tuned_models import KNOWN_MODELS, known_products, random_products
-from specdec.kernels.tables import key_of, parse_table
-from specdec.kernels.tile_shapes import ROW_CLASSES, SPLITS, Product
+from specdec.kernels.tables import NONE, key_of, parse_table, read_table
+from specdec.kernels.tile_shapes import ROW_CLASSES, Product
 from specdec.kernels.tiles import gpu_name
 from specdec.tune.gpu_clock import GpuClock
-from specdec.tune.search import HEAD, Measured, Tuning, finite
+from specdec.tune.search import HEAD, Measured, Tuning, finite, jobs_of
 
 
 def parse_args() -> argparse.Namespace:
@@ -52,12 +55,6 @@ def products_of(args: argparse.Namespace) -> list[Product]:
     return list(dict.fromkeys(p for name in names for p in known_products(name)))
 
 
-def splits_to_try(product: Product) -> tuple[int, ...]:
-    """List the splits to try for the shipped table; each part of K must be worth a program."""
-    can_split = product.kind == "split"
-    return tuple(n for n in SPLITS if n == 1 or (can_split and 512 * n <= product.K))
-
-
 def rule_over_tuned(found: Sequence[Measured]) -> dict[str, float | None]:
     """Compare the rule with tuning: geometric means by row class and overall, and the worst.
 
@@ -80,20 +77,29 @@ def main() -> None:
     args = parse_args()
     products = products_of(args)
     device = torch.device("cuda")
-    tuning = Tuning(
-        clock=GpuClock(device),
-        gpu=gpu_name(device),
-        file=None if args.random else args.out,
-        splits_of=splits_to_try,
-        again=args.again,
-        max_seconds=args.max_seconds,
-    )
-    wanted = tuning.missing(products)
+    clock, gpu = GpuClock(device), gpu_name(device)
+    is_known = not (args.random or args.again)
+    known = read_table(args.out).get(gpu, {}) if is_known else {}
+
+    @cache
+    def splits_of(product: Product) -> int:
+        return known[product].splits if product in known else best_splits(product, clock)
+
+    file = None if args.random else args.out
+    tuning = Tuning(clock=clock, gpu=gpu, file=file, splits_of=splits_of, again=args.again)
+    wanted = [p for p in products if set(known.get(p, NONE).rows) != set(ROW_CLASSES)]
     print(f"{tuning.gpu}: {len(wanted)} of {len(products)} products\n{HEAD}")
-    found = []
-    for measured in tuning.run(wanted):
-        print(measured.table(), flush=True)
-        found.append(measured)
+    start = time.monotonic()
+    clock.prepare(
+        job
+        for product in wanted
+        for splits in splits_to_try(product)
+        for job in jobs_of(product, splits, ROW_CLASSES, clock.has_wgmma)
+    )
+    found: list[Measured] = []
+    while len(found) < len(wanted) and time.monotonic() - start < args.max_seconds:
+        found += tuning.run([wanted[len(found)]])
+        print(found[-1].table(), flush=True)
     if found:
         summary = {"gpu": tuning.gpu, "rule_over_tuned": rule_over_tuned(found)}
         if args.json:

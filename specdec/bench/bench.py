@@ -8,54 +8,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from specdec.bench.options import BenchOptions
 from specdec.bench.pair import EngineSpec, Pair
 from specdec.bench.report import Row
 from specdec.bench.serving import GREEDY, Outputs, Served, merged, serve
 from specdec.bench.timing import tokens_needed
 from specdec.engine import Engine
 from specdec.requests.params import SamplingParams
-from specdec.sizes import TreeShape
 from specdec.start.speculation import AUTO_TREE, MOST_LEVELS, Drafting, of_draft
 from weights.load import LoadedEagle
 
-MODEL_LEN = 4096
 MOST_CONTEXT = 131072  # tokens of all requests after long prompts
 SEEDS = (0, 1)  # of sampled runs: texts differ in how well they can be foretold
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
-    """ks: values of K for most suites. adaptive: in suites of loads also as many drafts as pay, in
-    chains or trees. ramp: in the suite loop, a load that rises and falls.
-
-    repeats: whole runs; num_rounds: timed rounds.
-
-    trees, temperatures, thresholds: None: those of the suites that have some.
-
-    max_model_len, max_num_seqs: None for MODEL_LEN and the largest batch, and in the suite cold for
-    the defaults of LLM.
-    """
-
-    ks: Sequence[int] = (0, 3, 5)
-    batches: Sequence[int] = (1, 8, 32)
-    contexts: Sequence[int] = (256, 1024, 4096, 8192, 16384, 32768)
-    num_prompts: int = 8
-    max_tokens: int = 160
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    repeats: int = 2
-    num_rounds: int = 30
-    rounds_of_memory: int = 1000
-    max_seconds: float | None = None
-    adaptive: bool = False
-    ramp: bool = False
-    trees: Sequence[TreeShape] | None = None
-    temperatures: Sequence[float] | None = None
-    thresholds: Sequence[float] | None = None
-
-    @property
-    def model_len(self) -> int:
-        return self.max_model_len or MODEL_LEN
 
 
 @dataclass(slots=True, eq=False)
@@ -73,8 +37,17 @@ class Bench:
     @property
     def ks(self) -> tuple[int, ...]:
         """K = 0 first: the others are compared with it."""
-        has_draft = self.pair.eagle is not None
-        return (0, *(K for K in self.options.ks if K > 0 and has_draft))
+        given = (0, 3, 5) if self.options.ks is None else self.options.ks
+        return (0, *(K for K in given if K > 0 and self.pair.eagle is not None))
+
+    @property
+    def batches(self) -> Sequence[int]:
+        """A CPU has time for one request."""
+        return self.options.batches or ((1,) if self.pair.device.type == "cpu" else (1, 8, 32))
+
+    @property
+    def contexts(self) -> Sequence[int]:
+        return self.options.contexts or (256, 1024, 4096, 8192, 16384, 32768)
 
     @property
     def drafting(self) -> list[Drafting]:
@@ -113,7 +86,7 @@ class Bench:
         return self.pair.engine(
             EngineSpec(
                 drafting=drafting,
-                max_num_seqs=max(*options.batches, options.max_num_seqs or 1),
+                max_num_seqs=max(self.batches),
                 max_tokens=max(map(len, self.pair.prompts)) + room,
                 max_model_len=options.model_len,
             )

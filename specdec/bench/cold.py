@@ -33,6 +33,7 @@ from weights.demo import demo_prompts
 
 GIB = 1 << 30
 STARTS = 2
+ROUNDS_OF_MEMORY = 1000
 FRESH = (
     "from specdec import LLM; from specdec.bench.cold import start; "
     "import json, sys; start(**json.loads(sys.argv[1]))"
@@ -53,19 +54,16 @@ def starts(bench: Bench) -> Iterator[Row]:
 
     They share a cache of compiled kernels, empty at first, as after an installation.
     """
-    bench.pair.drop()
-    eagle, config, options = bench.pair.eagle, bench.pair.config, bench.options
+    pair, options = bench.pair, bench.options
+    pair.drop()
     names = ("dtype", "seed", "enforce_eager", "gpu_memory_utilization")
-    engine: dict[str, object] = {name: getattr(config, name) for name in names}
-    engine |= {"device": str(bench.pair.device), "max_model_len": options.max_model_len}
-    if options.max_num_seqs is not None:
-        engine["max_num_seqs"] = options.max_num_seqs
-    given: dict[str, object] = {"target": str(bench.pair.target.report.directory)}
-    given |= {"speculation": None, "engine": engine}
-    if eagle is not None:
+    engine: dict[str, object] = {name: getattr(pair.config, name) for name in names}
+    engine |= {"device": str(pair.device), "max_model_len": options.max_model_len}
+    draft = None
+    if pair.eagle is not None:
         K = AUTO if options.adaptive else max(bench.ks)
-        draft = str(eagle.report.directory)
-        given["speculation"] = {"model": draft, "num_speculative_tokens": K}
+        draft = {"model": str(pair.eagle.report.directory), "num_speculative_tokens": K}
+    given = {"target": str(pair.target.report.directory), "speculation": draft, "engine": engine}
     known = 0
     with tempfile.TemporaryDirectory() as cache:
         for i in range(STARTS):
@@ -122,7 +120,7 @@ def capture(bench: Bench) -> Iterator[Row]:
     for chunks in ("breakable", "compiled") if is_captured else ():
         spec = EngineSpec(
             drafting=Drafting(max(bench.ks)),
-            max_num_seqs=max(64, *bench.options.batches),
+            max_num_seqs=max(64, *bench.batches),
             max_tokens=512,
             max_model_len=bench.options.model_len,
             has_prefill_graphs=True,
@@ -150,9 +148,9 @@ def memory(bench: Bench) -> Iterator[Row]:
     engine = bench.engine(Drafting(max(bench.ks)))
     jobs = greedy(bench.prompts(8)[:8], bench.options.max_tokens)
     num_done = num_rows = 0
-    while num_done < bench.options.rounds_of_memory:
+    while num_done < ROUNDS_OF_MEMORY:
         num_done += max(request.stats.num_rounds for request in generate(engine, jobs))
-        if num_done >= num_rows * bench.options.rounds_of_memory / 4:
+        if num_done >= num_rows * ROUNDS_OF_MEMORY / 4:
             num_rows += 1
             yield _memory_row(engine, f"after {num_done} rounds")
     engine.runner.graphs.clear_all_graphs()

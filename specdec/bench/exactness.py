@@ -1,22 +1,32 @@
 """What exactness costs: the shipped round or chunk against the fastest one, exact or not.
 
-The others take products from cuBLAS, attention from the yardsticks, or both, inside the same engine
-(exchanges.py): whole captured rounds of requests that all have one length of context, and whole
-eager chunks, nothing composed from parts. Whatever the tokens are then, their number is the same.
-The yardstick is the fastest of those in which something is exchanged, so never the shipped one, and
-its price may be negative.
+The others take products from cuBLAS, whose sums change with the number of rows, rounded to the
+model's dtype as soon as they may be; attention from the yardsticks; or both. All are inside the
+same engine, whose other kernels stay what they are: whole captured rounds of requests that all have
+one length of context, and whole eager chunks, nothing composed from parts. Whatever the tokens are
+then, their number is the same. The yardstick is the fastest of those in which something is
+exchanged, so never the shipped one, and its price may be negative.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from graphs.context import get_forward_context
 from specdec.bench.bench import MOST_CONTEXT, Bench
-from specdec.bench.exchanges import Job, backend_of
 from specdec.bench.pair import EngineSpec, Pair, joined
 from specdec.bench.report import Row
 from specdec.bench.timing import Clock, time_rounds, tokens_needed
-from specdec.bench.yardsticks import first_line, yardsticks
-from specdec.kernels.backend import using
+from specdec.bench.yardsticks import Attend, Yardstick, first_line, yardsticks
+from specdec.kernels import jit, tl
+from specdec.kernels.backend import Backend, using
+from specdec.models.attention import AttentionMetadata
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import BLOCK_SIZE
 from specdec.start.speculation import Drafting
@@ -26,6 +36,16 @@ SHIPPED: Names = ()
 OF_ROUNDS: Sequence[Names] = (("layers",), ("heads",), ("layers", "heads"))
 OF_CHUNKS: Sequence[Names] = (("layers",),)
 PROMPTS = (2048, 8192)
+BLOCK = 1024  # of silu_mul
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The last `rows` of `context` positions ask, of each of `batch` requests."""
+
+    batch: int
+    rows: int
+    context: int
 
 
 def exactness(bench: Bench) -> Iterator[Row]:
@@ -37,7 +57,7 @@ def exactness(bench: Bench) -> Iterator[Row]:
         return
     bench.pair.drop()
     options = bench.options
-    for K, batch, context in product(bench.ks, options.batches, options.contexts):
+    for K, batch, context in product(bench.ks, bench.batches, bench.contexts):
         what = f"exactness: K = {K}, batch {batch}, context {context}"
         room = tokens_needed(options.num_rounds, K)
         if _is_possible(bench, what, [context] * batch, room):
@@ -162,3 +182,127 @@ def _fastest(times: Mapping[Names, float | str], among: Sequence[Names]) -> Name
     """Choose the fastest that is possible; None if none is."""
     found = {names: time for names in among if isinstance(time := times[names], float)}
     return min(found, key=found.__getitem__, default=None)
+
+
+def backend_of(names: Sequence[str], job: Job, device: torch.device) -> Backend:
+    """Say who computes what. names: "layers", "heads", or a yardstick's.
+
+    job: what attention computes in each layer
+    """
+    chosen: dict[str, Any] = {}
+    for name in names:
+        if name == "layers":
+            products = cublas_linear, cublas_sums, cublas_gate_up
+            chosen |= zip(("linear", "split_linear", "gate_up"), products, strict=True)
+        elif name == "heads":
+            chosen["tile_maxima"] = cublas_tile_maxima
+        else:
+            chosen["attend"] = ContiguousAttention(yardsticks(device)[name], job)
+    return Backend(**chosen)
+
+
+def cublas_linear(
+    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
+    if out_dtype == x_TK.dtype:
+        return F.linear(x_TK, weight_NK, bias_N)
+    out_TN = torch.mm(x_TK, weight_NK.t(), out_dtype=out_dtype)
+    return out_TN if bias_N is None else out_TN + bias_N
+
+
+def cublas_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype, first: int = 0) -> Tensor:
+    """Make all columns: `first` says which may be left out."""
+    return torch.mm(x_TK, weight_NK.t(), out_dtype=dtype)[None]
+
+
+def cublas_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Tensor:
+    return silu_mul(F.linear(x_TD, weight_XD, bias_X))
+
+
+def silu_mul(gate_up_TX: Tensor) -> Tensor:
+    """Compute silu(gate) * up, [T, 2I] to [T, I]: gate columns come before up columns."""
+    T, X = gate_up_TX.shape
+    out_TI = torch.empty(T, X // 2, dtype=gate_up_TX.dtype, device=gate_up_TX.device)
+    _silu_mul_kernel[(T, -(-X // 2 // BLOCK))](out_TI, gate_up_TX, X // 2, BLOCK=BLOCK)
+    return out_TI
+
+
+@jit  # type: ignore[untyped-decorator]
+def _silu_mul_kernel(out_ptr, gate_up_ptr, I, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    t = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(gate_up_ptr + t * 2 * I + i, mask=i < I, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_ptr + t * 2 * I + I + i, mask=i < I, other=0.0).to(tl.float32)
+    y = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out_ptr + t * I + i, y.to(out_ptr.dtype.element_ty), mask=i < I)
+
+
+def cublas_tile_maxima(x_TD: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the best of each part of the vocabulary, for the second kernel of best_token.py."""
+    logits_TV = F.linear(x_TD, weight_VD)
+    parts = math.gcd(len(weight_VD), 256)
+    best_TP, ids_TP = logits_TV.view(len(x_TD), parts, -1).max(dim=-1)
+    first_P = torch.arange(parts, device=x_TD.device) * (len(weight_VD) // parts)
+    return best_TP.t().float().contiguous(), (ids_TP + first_P).t().to(torch.int32).contiguous()
+
+
+class ContiguousAttention:
+    """A yardstick in place of `attend`, over keys of its own.
+
+    It does the same job: as many rows and heads, in every layer of the target and the draft, over
+    as many keys and values as the context has, in the model's dtype, in memory of each layer's own,
+    so that no cache holds them. What differs: keys are random and lie in one piece (no paging, no
+    block table), their number stays that of the context while ours grow with the rounds, and what
+    an engine stores goes to the paged cache, which is not read.
+
+    It has to outlive graphs that captured it: they read its keys. A capture would record what is
+    made in it, so keys and masks are made in the warm-up before.
+    """
+
+    def __init__(self, yardstick: Yardstick, job: Job) -> None:
+        self._yardstick = yardstick
+        self._job = job
+        self._keys: dict[int, Tensor] = {}  # [L, 2, B, G, context, C] by address of the paged cache
+        self._calls: dict[tuple[torch.Size, torch.Size], Attend] = {}  # by shapes of q and k
+
+    def __call__(self, q_THC: Tensor, out_THC: Tensor, layer: int, is_picked: bool) -> None:
+        metadata = get_forward_context().attn_metadata
+        assert isinstance(metadata, AttentionMetadata), type(metadata)
+        rows, *others = metadata.finished if is_picked else metadata.groups
+        is_prompt = rows.query_start_loc is not None
+        if others or (is_prompt and self._job.rows < self._job.context):
+            out_THC.copy_(q_THC)  # prompts before the rounds, whose time does not count
+            return
+        B = len(rows.idx_mapping)
+        _, H, C = q_THC.shape
+        q = q_THC.view(B, -1, H, C).transpose(1, 2)
+        k, v = self._keys_of(metadata.layer_caches)[layer, :, :B]
+        found = self._call(q, k)(q, k, v).transpose(1, 2).reshape(q_THC.shape)
+        # no copy: the next product reads the result where it is
+        out_THC.set_(found.untyped_storage(), found.storage_offset(), found.shape, found.stride())
+
+    def _keys_of(self, caches: Sequence[Tensor]) -> Tensor:
+        """Make the keys of all layers at once: an engine warms up with some of them.
+
+        caches: of each layer [2, N + 1, G, S, C]
+        """
+        cache = caches[0]
+        address = cache.data_ptr()
+        if address not in self._keys:
+            _check_no_capture(cache)
+            _, _, G, _, C = cache.shape
+            shape = (len(caches), 2, self._job.batch, G, self._job.context, C)
+            self._keys[address] = torch.randn(shape, dtype=cache.dtype, device=cache.device)
+        return self._keys[address]
+
+    def _call(self, q: Tensor, k: Tensor) -> Attend:
+        shapes = q.shape, k.shape
+        if shapes not in self._calls:
+            _check_no_capture(q)
+            self._calls[shapes] = self._yardstick(q, k)
+        return self._calls[shapes]
+
+
+def _check_no_capture(x: Tensor) -> None:
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(f"no warm-up before the capture of {tuple(x.shape)}")

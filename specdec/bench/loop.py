@@ -9,6 +9,8 @@ the largest load.
 
 A ramp is a load that doubles from one request to the largest batch and halves again; at each stage
 as many requests end as run. It is judged as a whole.
+
+The suite noise: auto is to lose nothing by a useless draft, and to find out soon when it is useful.
 """
 
 import random
@@ -16,12 +18,15 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import product
 
+import torch
+
 from graphs.frozen_heap import frozen_heap
 from specdec.bench.bench import Bench
-from specdec.bench.pair import EngineSpec, joined
+from specdec.bench.pair import PLAIN, EngineSpec, joined
 from specdec.bench.report import Row, percentile
 from specdec.bench.serving import Job
 from specdec.bench.timing import Spread
@@ -31,12 +36,14 @@ from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
 from specdec.scheduling.row_planner import PlannerStatistics
 from specdec.start.speculation import Drafting
+from weights.load import LoadedEagle
 
 GENERATIONS = 8  # of the window, at least
 LEAST_REQUESTS = 32  # of the window
 PROMPT_LENGTHS = (25, 160)
 TEMPERATURES = (0.0, 0.8)
 RAMPS = 3  # runs of a ramp
+STEPS_WITH_NOISE, STEPS_WITHOUT = 50, 200  # before a window of the suite noise begins
 MANY = sys.maxsize
 
 
@@ -65,7 +72,7 @@ def loop(bench: Bench) -> Iterator[Row]:
 
 def _loads(bench: Bench, drafting: Drafting) -> Iterator[Row]:
     options, K = bench.options, drafting.name
-    for batch, temperature in product(options.batches, options.temperatures or TEMPERATURES):
+    for batch, temperature in product(bench.batches, options.temperatures or TEMPERATURES):
         if not bench.has_time(f"loop: K = {K}, batch {batch}, temperature {temperature}"):
             continue
         engine = bench.pair.engine(engine_spec(bench, drafting))
@@ -81,7 +88,7 @@ def _ramp(bench: Bench, drafting: Drafting) -> Iterator[Row]:
     if not bench.has_time(f"loop: K = {K}, a ramp"):
         return
     engine = bench.pair.engine(engine_spec(bench, drafting))
-    largest = max(bench.options.batches)
+    largest = max(bench.batches)
     row: Row = {"num_speculative_tokens": K, "load": f"1 to {largest} to 1", "batch": largest}
     speeds: list[float] = []
     difference: Row = {}
@@ -98,7 +105,7 @@ def engine_spec(bench: Bench, drafting: Drafting) -> EngineSpec:
     """Describe an engine with room for the largest batch."""
     return EngineSpec(
         drafting=drafting,
-        max_num_seqs=max(*bench.options.batches, bench.options.max_num_seqs or 1),
+        max_num_seqs=max(bench.batches),
         max_tokens=PROMPT_LENGTHS[1] + bench.options.max_tokens,
         max_model_len=bench.options.model_len,
         has_prefill_graphs=True,
@@ -240,3 +247,66 @@ def _figures(window: Window, batch: int) -> Row:
         "host_share": window.host_share,
         **window.planned,
     }
+
+
+def noise(bench: Bench) -> Iterator[Row]:
+    """Run auto with a draft of random weights beside plain decoding, and with its own again.
+
+    Tokens per second are taken 50 steps after a loop with random weights began, and 200 after each
+    of two loops with its own began. The row also says what was planned with random weights.
+    """
+    bench.pair.drop()
+    eagle = bench.pair.eagle
+    if eagle is None:
+        return
+    auto = bench.auto(eagle)
+    if auto.is_adaptive and bench.pair.device.type != "cuda":  # costs are measured with graphs
+        return
+    for batch, temperature in product(bench.batches, bench.options.temperatures or (0.0,)):
+        if bench.has_time(f"noise: batch {batch}, temperature {temperature}"):
+            row: Row = {"num_speculative_tokens": auto.name, "batch": batch}
+            row["temperature"] = temperature
+            yield row | _noisy_figures(bench, eagle, auto, batch, temperature)
+    bench.pair.drop()
+
+
+def _noisy_figures(
+    bench: Bench, eagle: LoadedEagle, auto: Drafting, batch: int, temperature: float
+) -> Row:
+    speeds: dict[str, float] = {}
+    choices: Row = {}
+    for name, drafting, num_steps in (
+        ("plain", PLAIN, STEPS_WITH_NOISE),
+        ("with_noise", auto, STEPS_WITH_NOISE),
+        ("again", auto, STEPS_WITHOUT),
+        ("later", auto, STEPS_WITHOUT),
+    ):
+        has_noise = name == "with_noise"
+        engine = bench.pair.engine(engine_spec(bench, drafting))
+        with random_weights(eagle) if has_noise else nullcontext():
+            window = run_loop(engine, jobs(bench, batch, temperature), batch, num_steps)
+        if difference := bench.outputs.difference(window.requests):
+            return difference
+        speeds[name] = window.tokens_per_second
+        if has_noise:
+            choices = {f"noise_{key}": value for key, value in window.planned.items()}
+    return {
+        **speeds,
+        "noise_over_plain": speeds["with_noise"] / speeds["plain"],
+        "again_over_best": speeds["again"] / max(speeds["again"], speeds["later"]),
+        **choices,
+    }
+
+
+@contextmanager
+def random_weights(eagle: LoadedEagle) -> Iterator[None]:
+    """Overwrite the draft's matrices by noise of their mean size, in place, and restore them."""
+    kept = {name: x.clone() for name, x in eagle.tensors.items() if x.ndim == 2}
+    generator = torch.Generator(next(iter(kept.values())).device).manual_seed(0)
+    try:
+        for name, x in kept.items():
+            eagle.tensors[name].normal_(0, x.float().std().item(), generator=generator)
+        yield
+    finally:
+        for name, x in kept.items():
+            eagle.tensors[name].copy_(x)

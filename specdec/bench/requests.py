@@ -29,24 +29,23 @@ def requests(bench: Bench) -> Iterator[Row]:
     """Serve 256 requests (4 on a CPU) of mixed lengths at once, then one batch at a time."""
     pair = bench.pair
     drawn = draw_jobs(pair.prompts, NUM_REQUESTS if pair.device.type == "cuda" else NUM_ON_CPU)
-    batch = bench.options.max_num_seqs or BATCH
-    batches = [drawn[i : i + batch] for i in range(0, len(drawn), batch)]
+    batches = [drawn[i : i + BATCH] for i in range(0, len(drawn), BATCH)]
     for drafting in bench.drafting:
         if not bench.has_time(f"requests: K = {drafting.name}"):
             continue
         spec = EngineSpec(
             drafting=drafting,
-            max_num_seqs=batch,
+            max_num_seqs=BATCH,
             max_tokens=LONGEST_PROMPT + LONGEST_ANSWER + 2 * drafting.num_tokens,
             max_model_len=LONGEST_PROMPT + LONGEST_ANSWER + 1,
             has_prefill_graphs=True,
         )
         engine = pair.engine(spec)
-        generate(engine, drawn[:batch])  # warm-up
+        generate(engine, drawn[:BATCH])  # warm-up
         at_once, continuously = _serve(engine, [drawn])
         in_batches, one_by_one = _serve(engine, batches)
         row: Row = {"num_speculative_tokens": drafting.name, "requests": len(drawn)}
-        row |= {"max_num_seqs": batch, "same_tokens": at_once == in_batches}
+        row |= {"max_num_seqs": BATCH, "same_tokens": at_once == in_batches}
         yield row | {"served": "one batch at a time"} | one_by_one
         yield row | {"served": "continuously"} | continuously
         pair.drop(spec)

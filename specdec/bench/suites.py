@@ -1,33 +1,40 @@
 """What `specdec bench` can measure: each suite is a function from a Bench to rows of a table."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import product
 
 from specdec.bench.bench import MOST_CONTEXT, Bench
 from specdec.bench.cold import capture, memory, starts
 from specdec.bench.exactness import exactness
-from specdec.bench.loop import loop
-from specdec.bench.noise import noise
+from specdec.bench.loop import loop, noise
 from specdec.bench.pair import EngineSpec, bytes_of, joined
 from specdec.bench.products import products
 from specdec.bench.report import Row
 from specdec.bench.requests import requests
-from specdec.bench.serving import Served, generate, greedy, serve
+from specdec.bench.serving import GREEDY, Served, generate, greedy, serve
 from specdec.bench.timing import Spread, time_phases, time_rounds, tokens_needed
-from specdec.bench.trees import trees
 from specdec.engine import Engine
-from specdec.sizes import BLOCK_SIZE
+from specdec.requests.stats import SpeculationStats
+from specdec.sizes import BLOCK_SIZE, TreeShape
+from specdec.start.measure_costs import NEVER
 from specdec.start.speculation import Drafting
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 8192, 16384)  # of first_token's prompts
 LONGEST_EAGER = 2048  # from there on launching op by op costs nothing
 NUM_REQUESTS = 12  # of each length; the first two warm up
+# of the suite trees
+TEMPERATURES = (0.0, 0.7, 1.0)
+THRESHOLDS = (NEVER, 0.1, 0.2, 0.3, 0.999)  # greedily
+THRESHOLD = 0.2  # at other temperatures, and of engines until they are told others
+SHAPES = tuple(TreeShape(num_levels=6, top_k=4, num_nodes=N - 1) for N in (8, 16, 32))
+Plain = dict[tuple[int, float], Served]  # by batch and temperature
 
 
 def protocol(bench: Bench) -> Iterator[Row]:
     """Measure tokens per second for every K at every batch."""
     plain: dict[int, Served] = {}
-    for K, batch in product(bench.ks, bench.options.batches):
+    for K, batch in product(bench.ks, bench.batches):
         if not bench.has_time(f"K = {K}, batch {batch}"):
             continue
         run, difference = bench.serve(bench.engine(Drafting(K)), batch)
@@ -47,7 +54,7 @@ def protocol(bench: Bench) -> Iterator[Row]:
 def rounds(bench: Bench) -> Iterator[Row]:
     """Time rounds in steady state and their phases on the device, beside the floor."""
     num_rounds = bench.options.num_rounds
-    for K, batch in product(bench.ks, bench.options.batches):
+    for K, batch in product(bench.ks, bench.batches):
         if bench.has_time(f"rounds: K = {K}, batch {batch}"):
             prompts = bench.prompts(batch)[:batch]
             engine = bench.engine(Drafting(K))
@@ -72,11 +79,11 @@ def context(bench: Bench) -> Iterator[Row]:
     options = bench.options
     kinds = [Drafting(K) for K in bench.ks]
     kinds += [Drafting(tree.num_levels, tree=tree) for tree in options.trees or ()]
-    room = max(tokens_needed(options.num_rounds, _num_drafts(kind)) for kind in kinds)
+    room = max(tokens_needed(options.num_rounds, kind.num_nodes) for kind in kinds)
     room = max(room, options.max_tokens)
     longest = bench.pair.target.config.max_position_embeddings - room
-    contexts = [n for n in options.contexts if n <= longest]
-    for drafting, batch in product(kinds, options.batches):
+    contexts = [n for n in bench.contexts if n <= longest]
+    for drafting, batch in product(kinds, bench.batches):
         ways = [[n] * batch for n in contexts]
         if batch > 1 and len(contexts) > 1:
             ways.append([max(contexts)] + [min(contexts)] * (batch - 1))
@@ -98,17 +105,13 @@ def context(bench: Bench) -> Iterator[Row]:
                 "longest_context": max(lengths),
                 "shortest_context": min(lengths),
                 "num_speculative_tokens": K,
-                "rows": 1 + _num_drafts(drafting),
+                "rows": 1 + drafting.num_nodes,
                 "batch": batch,
                 "mean_acceptance_length": served.stats.mean_acceptance_length,
             }
             difference = bench.outputs.difference(served.requests)
             yield row | (difference or _context_figures(bench, engine, K, prompts))
         bench.pair.drop(spec)
-
-
-def _num_drafts(drafting: Drafting) -> int:
-    return drafting.num_tokens if drafting.tree is None else drafting.tree.num_nodes
 
 
 def _context_figures(bench: Bench, engine: Engine, K: int, prompts: list[list[int]]) -> Row:
@@ -147,6 +150,75 @@ def first_token(bench: Bench) -> Iterator[Row]:
                 "runs_as": passes.mode.name,
             } | spread.columns("ms")
         bench.pair.drop(spec)
+
+
+def trees(bench: Bench) -> Iterator[Row]:
+    """Compare plain decoding, each K as a chain, and trees at every batch and temperature.
+
+    K is a tree's number of levels, and its rows are those that a request verifies in a round.
+    Drafts stop in the longest chain and in the trees, at thresholds that stop never (below 0: what
+    the decisions cost), now and then, and after one level almost always (what levels cost that were
+    stopped).
+    """
+    if bench.pair.eagle is None:
+        return
+    shapes = SHAPES if bench.options.trees is None else bench.options.trees
+    chains = [Drafting(K) for K in bench.ks if K > 0]
+    stopping = [*chains[-1:], *(Drafting(tree.num_levels, tree=tree) for tree in shapes)]
+    plain: Plain = {}
+    for drafting in (*chains[:-1], *stopping):
+        yield from _tree_rows(bench, drafting, plain)
+        if drafting in stopping:
+            yield from _tree_rows(bench, replace(drafting, confidence_threshold=THRESHOLD), plain)
+
+
+def _tree_rows(bench: Bench, drafting: Drafting, plain: Plain) -> Iterator[Row]:
+    """Measure an engine at all loads, and plain decoding where that was not measured yet."""
+    options = bench.options
+    name = drafting.tree or f"K = {drafting.num_tokens}"
+    for batch, T in product(bench.batches, options.temperatures or TEMPERATURES):
+        thresholds: tuple[float | None, ...] = (None,)
+        if drafting.confidence_threshold:
+            known = THRESHOLDS if T == 0 else (THRESHOLD,)
+            thresholds = tuple(options.thresholds or known)
+        for threshold in thresholds:
+            if not bench.has_time(f"trees: {name}, batch {batch}, temperature {T}"):
+                continue
+            engine = bench.engine(drafting, options.max_tokens)
+            params = replace(GREEDY, temperature=T)
+            if (batch, T) not in plain:
+                run, difference = bench.serve(engine, batch, replace(params, speculate=False))
+                plain[batch, T] = run
+                columns = _of_load(Drafting(0), batch, T, None)
+                yield columns | (difference or run.figures(run) | _per_round(run.stats))
+            if threshold is not None:
+                engine.runner.stop_below(threshold)
+            run, difference = bench.serve(engine, batch, params)
+            columns = _of_load(drafting, batch, T, threshold)
+            figures = run.figures(plain[batch, T]) | _per_round(run.stats)
+            yield columns | (difference or figures)
+    bench.pair.drop()
+
+
+def _of_load(drafting: Drafting, batch: int, T: float, threshold: float | None) -> Row:
+    tree = drafting.tree
+    return {
+        "temperature": T,
+        "batch": batch,
+        "num_speculative_tokens": drafting.num_tokens,
+        "rows": 1 + drafting.num_nodes,
+        "top_k": 1 if tree is None else tree.top_k,
+        "threshold": threshold,
+    }
+
+
+def _per_round(stats: SpeculationStats) -> Row:
+    """Average the drafts that were verified, and the deepest level of these."""
+    rounds = max(stats.num_rounds, 1)
+    return {
+        "verified": sum(stats.num_drafted) / rounds,
+        "levels": sum(stats.num_levels) / rounds,
+    }
 
 
 def cold(bench: Bench) -> Iterator[Row]:

@@ -72,11 +72,11 @@ def begin(
 
 def _run(name: str, file: str, options: object) -> None:
     """Check the options before the command's file, and perhaps torch, is imported."""
-    checks = importlib.import_module("specdec.cli.before_torch").CHECKS
-    if name in checks:
-        checks[name](options)
+    function = name.replace(" ", "_")
+    checks = importlib.import_module("specdec.cli.before_torch")
+    getattr(checks, f"check_{function}", lambda _: None)(options)
     module = importlib.import_module(f"specdec.cli.{file}")
-    getattr(module, f"run_{name.replace(' ', '_')}")(options)
+    getattr(module, f"run_{function}")(options)
 
 
 for name, (options, file) in COMMANDS.items():

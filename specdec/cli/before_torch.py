@@ -1,13 +1,13 @@
 """Refuse what can be known to be wrong before a command imports torch.
 
-That is a package or a path that is missing, and a value that no engine, server or file takes.
+That is a package or a path that is missing, and a value that no engine, server or file takes. A
+command without a function `check_...` checks what it is given itself, without torch.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from specdec.arguments import from_mapping
 from specdec.cli import choices
@@ -20,10 +20,8 @@ from specdec.requests.chat_template import check_template
 from specdec.serve.http.agents.answer_reading import REASONING_PARSERS, TOOL_CALL_PARSERS
 from specdec.serve.http.options import ServerOptions, is_api_key
 from specdec.speculative_config import SpeculativeConfig
-from specdec.start.locate import DEMO_PARTS, local_directory, locate
+from specdec.start.locate import local_directory, locate
 from weights.demo import demo_directory
-
-WIDE_SHAPES = ("llama-8b", "tiny")
 
 
 def check_models(
@@ -44,15 +42,6 @@ def server_options(options: choices.ServeOptions | choices.BatchOptions) -> Serv
     return server
 
 
-def checkpoint_directory(name: str) -> Path:
-    """Find a checkpoint, a target or a draft; ValueError if there is none."""
-    names = dict.fromkeys([*DEMO_PARTS["target"], *DEMO_PARTS["draft"]])
-    if name.startswith("demo/") and name not in names and not Path(name).is_dir():
-        raise ValueError(f"{name}: the bundled pair has no such part (allowed: {', '.join(names)})")
-    is_demo_draft = name in DEMO_PARTS["draft"] and name not in DEMO_PARTS["target"]
-    return locate(name, "draft" if is_demo_draft else "target")
-
-
 def source_directory(source: str) -> Path:
     """Find the pair that is to be widened; ValueError if there is none."""
     directory = demo_directory("target").parent if source == "demo" else Path(source)
@@ -65,26 +54,25 @@ def source_directory(source: str) -> Path:
     return directory
 
 
-def _check_inspect(options: choices.InspectOptions) -> None:
+def check_inspect(options: choices.InspectOptions) -> None:
     if options.target is not None:
         check_models(options.target)
-    checkpoint_directory(options.checkpoint)
+    locate(options.checkpoint, "checkpoint")
 
 
-def _check_serve(options: choices.ServeOptions) -> None:
+def check_serve(options: choices.ServeOptions) -> None:
     _require("serve", "server", ("starlette", "uvicorn", "httptools", "prometheus_client"))
     server = server_options(options)
     # typer takes an empty variable for none, which would open a server that was meant to be locked
     key = os.environ.get("SPECDEC_API_KEY") if server.api_key is None else server.api_key
     if key is not None and not is_api_key(key):
         raise ValueError("--api-key: give a key of ASCII characters, or leave it out")
-    check_choice("--log-format", options.log_format, ("text", "json"))
     check_choice("--tool-call-parser", server.tool_call_parser, TOOL_CALL_PARSERS)
     check_choice("--reasoning-parser", server.reasoning_parser, REASONING_PARSERS)
     check_models(options.target, options.speculation, options.engine)
 
 
-def _check_batch(options: choices.BatchOptions) -> None:
+def check_batch(options: choices.BatchOptions) -> None:
     _require("batch", "server", ("starlette", "uvicorn", "prometheus_client"))
     if options.ray is not None:
         _require("batch --ray", "ray", ("ray", "pyarrow", "pandas"))
@@ -94,26 +82,27 @@ def _check_batch(options: choices.BatchOptions) -> None:
     check_models(options.target, options.speculation, options.engine)
 
 
-def _check_bench(options: BenchChoices) -> None:
+def check_bench(options: BenchChoices) -> None:
     refuse_unread(options)
     _check_outputs(options.json, options.charts)
     check_models(options.target, options.eagle, {"dtype": options.dtype, "device": options.device})
 
 
-def _check_bench_serve(options: BenchServeChoices) -> None:
+def check_bench_serve(options: BenchServeChoices) -> None:
     _require("bench serve", "bench", ["httpx2"])
     _check_outputs(options.json, options.charts)
 
 
-def _check_widen(options: choices.WidenOptions) -> None:
-    check_choice("--shape", options.shape, WIDE_SHAPES)
-    check_choice("--dtype", options.dtype, ("bfloat16", "float32"))
+def check_widen(options: choices.WidenOptions) -> None:
     source_directory(options.source)
 
 
-def _check_pair(options: choices.LoadOptions | choices.TuneOptions) -> None:
+def check_load(options: choices.LoadOptions | choices.TuneOptions) -> None:
     device = options.device if isinstance(options, choices.LoadOptions) else "auto"
     check_models(options.target, options.draft, {"dtype": options.dtype, "device": device})
+
+
+check_tune = check_load
 
 
 def _require(what: str, extra: str, modules: Sequence[str], verb: str = "needs") -> None:
@@ -130,16 +119,3 @@ def _check_outputs(json: Path | None, charts: Path | None) -> None:
         raise ValueError(f"--json {json}: a directory; give a file")
     if charts is not None:
         _require(f"--charts {charts}: charts", "bench", ["matplotlib"], verb="need")
-
-
-# by command; the others check what they are given themselves, without torch
-CHECKS: dict[str, Callable[[Any], None]] = {
-    "inspect": _check_inspect,
-    "serve": _check_serve,
-    "batch": _check_batch,
-    "bench": _check_bench,
-    "bench serve": _check_bench_serve,
-    "load": _check_pair,
-    "widen": _check_widen,
-    "tune": _check_pair,
-}

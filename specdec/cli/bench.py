@@ -5,11 +5,9 @@ import platform
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 
-import torch
-
-from specdec.bench.bench import Bench, BenchOptions
+from specdec.bench.bench import Bench
 from specdec.bench.charts import caption, draw_charts
 from specdec.bench.pair import EngineSpec, card, load_pair
 from specdec.bench.report import card_lines, tables
@@ -46,36 +44,27 @@ def run_bench(options: BenchChoices) -> None:
         enforce_eager=options.enforce_eager,
     )
     note_seed(options.seed, temperature=0)
-    measured = suite_options(options)
+    bench = Bench(pair, 0.0, options.measured)
     if pair.device.type == "cpu":
-        K = max(measured.ks) if pair.eagle is not None else 0
-        spec = EngineSpec(drafting=Drafting(K), max_num_seqs=1, max_model_len=THREADS_LEN)
+        drafting = Drafting(max(bench.ks))
+        spec = EngineSpec(drafting=drafting, max_num_seqs=1, max_model_len=THREADS_LEN)
         choose_threads(pair.engine(spec).runner)
         pair.drop(spec)
-    bandwidth = measure_bandwidth(pair.device)
-    bench = Bench(pair, bandwidth, measured)
+    bench.bandwidth = measure_bandwidth(pair.device)
     settings = {
-        **asdict(measured),
-        "max_model_len": measured.model_len,
+        **asdict(options.measured),
+        **{"ks": bench.ks, "batches": bench.batches, "contexts": bench.contexts},
+        "max_model_len": options.measured.model_len,
         "host": platform.machine(),
         "date": time.strftime("%Y-%m-%d"),
     }
-    found = Found(options.command, card(pair, bandwidth, **settings))
+    found = Found(options.command, card(pair, bench.bandwidth, **settings))
     print(card_lines(found.card), flush=True)
     for name in chosen(options.suite):
         if bench.has_time(name):
             _run_suite(name, bench, found, options)
         _save(options, bench, found)
     _finish(options, bench, found)
-
-
-def suite_options(options: BenchChoices) -> BenchOptions:
-    """Collect what was given; the rest is left to the suites. A CPU has time for one request."""
-    values = {each.name: getattr(options, each.name, None) for each in fields(BenchOptions)}
-    given = {name: value for name, value in values.items() if value is not None}
-    if options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available()):
-        given.setdefault("batches", (1,))
-    return BenchOptions(**given)
 
 
 def _run_suite(name: str, bench: Bench, found: Found, options: BenchChoices) -> None:
@@ -124,7 +113,7 @@ def _finish(options: BenchChoices, bench: Bench, found: Found) -> None:
         for path in draw_charts(found.suites, options.charts, caption([found.card])):
             print(f"chart: {path}")
     if bench.skipped:
-        limit = options.max_seconds
+        limit = options.measured.max_seconds
         shown = "" if limit is None else f", --max-seconds {limit}"
         print(f"\nleft out{shown}: {'; '.join(bench.skipped)}")
     names = ("context", "loop", "noise", "trees")

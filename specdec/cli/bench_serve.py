@@ -7,20 +7,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from specdec.bench.charts import draw_charts
-from specdec.bench.http_client import Api
-from specdec.bench.http_load import MEASURES, PERCENTS, LoadOptions, run_load
+from specdec.bench.http_load import MEASURES, PERCENTS, run_load
 from specdec.cli.bench_choices import BenchServeChoices
 
 
 def run_bench_serve(command: BenchServeChoices) -> None:
     """Measure, print, write. Exit code 1 if a request failed."""
-    rows = asyncio.run(run_load(_options(command)))
+    rows = asyncio.run(run_load(command.load))
     for row in rows:
         print(_report(row))
     date = time.strftime("%Y-%m-%d")
     if command.charts is not None:
         # a client does not know the server's device
-        caption = f"{command.url}; {command.model or 'the first model listed'}; {date}"
+        caption = f"{command.load.url}; {command.load.model or 'the first model listed'}; {date}"
         [chart] = draw_charts({"serve": rows}, command.charts, caption)
         print(f"chart: {chart}")
     found = {"command": command.command, "date": date, "rows": rows}
@@ -29,39 +28,6 @@ def run_bench_serve(command: BenchServeChoices) -> None:
     print(json.dumps(found))
     if any(row["num_failed"] for row in rows):
         raise SystemExit(1)
-
-
-def _options(command: BenchServeChoices) -> LoadOptions:
-    if not command.url.startswith(("http://", "https://")):
-        raise ValueError(f"URL {command.url}: give one that begins with http:// or https://")
-    fields = {"temperature": command.temperature, "ignore_eos": command.ignore_eos or None}
-    api = Api(
-        url=command.url.rstrip("/").removesuffix("/v1"),
-        model=command.model,
-        is_chat=command.is_chat,
-        api_key=command.api_key,
-        fields={name: value for name, value in fields.items() if value is not None},
-    )
-    return LoadOptions(
-        api=api,
-        rates=command.rates or [1.0],
-        num_requests=command.num_requests,
-        most_answer=command.max_tokens,
-        goodput=_goodput(command.goodput),
-        seed=command.seed,
-        timeout=command.timeout,
-    )
-
-
-def _goodput(given: str | None) -> dict[str, float]:
-    limits = {}
-    for part in given.split(",") if given is not None else ():
-        name, _, value = part.partition(":")
-        if name not in MEASURES or not value.replace(".", "", 1).isdigit():
-            wanted = f"{', '.join(MEASURES)}, each with a number of ms, such as ttft:500,tpot:50"
-            raise ValueError(f"--goodput {given}: give any of {wanted}")
-        limits[name] = float(value)
-    return limits
 
 
 def _report(row: Mapping[str, Any]) -> str:

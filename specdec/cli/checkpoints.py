@@ -9,7 +9,7 @@ import time
 import torch
 from torch import Tensor
 
-from specdec.cli.before_torch import checkpoint_directory, source_directory
+from specdec.cli.before_torch import source_directory
 from specdec.cli.choices import ConvertOptions, InspectOptions, LoadOptions, WidenOptions
 from specdec.start.device import device_of
 from specdec.start.locate import locate
@@ -24,7 +24,7 @@ from weights.widen import SHAPES, widen_pair
 def run_inspect(options: InspectOptions) -> None:
     """Print the inspection; exit code 1 if it found problems."""
     config = None if options.target is None else _target_config(options.target)
-    inspection = inspect_checkpoint(checkpoint_directory(options.checkpoint), config)
+    inspection = inspect_checkpoint(locate(options.checkpoint, "checkpoint"), config)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(_as_json(inspection) if options.json else inspection.text(width))
     if inspection.problems:

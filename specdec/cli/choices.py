@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from specdec.bench.options import MANY
 from specdec.cli.errors import Wording
 from specdec.config import EngineConfig
 from specdec.described import about, option
 from specdec.options import EngineOptions
 from specdec.serve.http.options import ServerOptions
-from specdec.speculative_config import SpeculativeConfig
+from specdec.speculative_config import MOST_DRAFTS, SpeculativeConfig
 
 Speculation = Annotated[SpeculativeConfig | None, SpeculativeConfig]
 Engine = Annotated[EngineOptions, EngineConfig]
@@ -22,7 +23,7 @@ TARGET = about('directory, hub id, or "demo", the bundled pair', argument="TARGE
 DRAFT = about('EAGLE draft: directory, hub id or "demo"', argument="DRAFT")
 JSON = "one JSON object on stdout and nothing else"
 DEVICE = "auto, cpu, cuda or cuda:N"
-MANY = 1 << 20
+WIDE_SHAPES = ("llama-8b", "tiny")
 TEMPLATE = {"unset": "the tokenizer's own", "metavar": "FILE"}
 
 
@@ -119,7 +120,9 @@ class VerifyOptions:
 
     target: str = field(metadata=TARGET)
     draft: str = field(metadata=DRAFT)
-    num_speculative_tokens: int = option(5, "positions to check", short="-k")
+    num_speculative_tokens: int = option(
+        5, "positions to check", short="-k", bounds=(1, MOST_DRAFTS)
+    )
     max_tokens: int = option(64, "tokens of text per prompt, at least 16", bounds=(16, MANY))
     draft_options: Annotated[dict[str, object], SpeculativeConfig]
     engine: Engine
@@ -138,7 +141,7 @@ class ServeOptions:
     speculation: Speculation
     port: int = option(8000, "0 to 65535; 0: a free one", bounds=(0, 65535))
     server: Server
-    log_format: str = option("text", "text or json")
+    log_format: str = option("text", "text or json", choices=("text", "json"))
     engine: Engine
 
 
@@ -200,8 +203,8 @@ class WidenOptions:
 
     directory: Path = field(metadata=about("where to write the pair", argument="DIRECTORY"))
     source: str = option("demo", "demo, or a directory with target/, eagle3/ and prompts.json")
-    shape: str = option("llama-8b", "llama-8b (18 GB in bfloat16) or tiny")
-    dtype: str = option("bfloat16", "bfloat16 or float32")
+    shape: str = option("llama-8b", "llama-8b (18 GB in bfloat16) or tiny", choices=WIDE_SHAPES)
+    dtype: str = option("bfloat16", "bfloat16 or float32", choices=("bfloat16", "float32"))
     device: str = option("auto", DEVICE)
 
 

@@ -31,7 +31,7 @@ def run_tune(options: TuneOptions) -> None:
         clock=GpuClock(device),
         gpu=gpu,
         file=file,
-        splits_of=lambda product: (choose_splits(product, gpu),),
+        splits_of=lambda product: choose_splits(product, gpu),
         again=options.again,
     )
     wanted = tuning.missing(products)

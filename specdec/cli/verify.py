@@ -93,9 +93,6 @@ class Verdict:
 def run_verify(options: VerifyOptions) -> None:
     """Load, check, print in lines of 60 columns; exit code 1 if the draft does not work."""
     K = options.num_speculative_tokens
-    if K < 1:
-        reason = "a draft that proposes nothing cannot be checked; give at least 1"
-        raise ValueError(f"--num-speculative-tokens {K}: {reason}")
     chosen = {"num_speculative_tokens": K, "adaptive": False, **options.draft_options}
     speculation = speculation_of({"model": options.draft, **chosen})
     engine = options.engine

@@ -6,7 +6,8 @@ and `use_triton` is never true.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial
 from threading import get_ident
@@ -84,6 +85,7 @@ before_compiling: ContextVar[Callable[..., None] | None] = ContextVar(
 COMPILING: set[int] = set()  # threads that compile at the moment
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 def jit(kernel=None, *, varying=()):
@@ -104,6 +106,16 @@ def gluon_jit(kernel=None, *, varying=()):
     if kernel is None:
         return partial(gluon_jit, varying=varying)
     return GluonKernel(kernel, do_not_specialize=list(varying)) if HAS_TRITON else kernel
+
+
+@contextmanager
+def setting(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Set a variable of this thread for the body."""
+    before = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(before)
 
 
 def use_triton(tensor: Tensor) -> bool:

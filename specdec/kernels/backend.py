@@ -6,12 +6,14 @@
 Only specdec/bench sets one, in the thread that launches. A graph keeps what it has captured.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 from torch import Tensor
+
+from specdec.kernels import setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +33,5 @@ class Backend:
 backend: ContextVar[Backend] = ContextVar("backend", default=Backend())  # noqa: B039  # it is frozen
 
 
-@contextmanager
-def using(other: Backend) -> Iterator[None]:
-    before = backend.set(other)
-    try:
-        yield
-    finally:
-        backend.reset(before)
+def using(other: Backend) -> AbstractContextManager[None]:
+    return setting(backend, other)

@@ -26,7 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
@@ -42,6 +42,7 @@ from specdec.kernels import (
     before_compiling,
     kernel_cache,
     make_backend,
+    setting,
     triton,
 )
 from weights.bars import bar
@@ -54,6 +55,8 @@ PROGRAM = "from specdec.kernels.compilations import work; work()"
 LAUNCHER = "__triton_launcher"  # the module's name of each of Triton's launchers
 
 _is_expected: ContextVar[bool] = ContextVar("_is_expected", default=False)  # of this thread
+# a body, or a function, in which compilations are not logged: an engine starts
+compiling_is_expected = partial(setting, _is_expected, True)
 
 
 @cache
@@ -96,7 +99,11 @@ def compiling_ahead(
         CompilerProcesses(count) as processes,
         ThreadPoolExecutor(count, initializer=begin) as pool,
     ):
-        with _mode(pool, may_fail) as mode:
+        # Triton's own mode, which an error would leave in force for all later launches here
+        with (
+            setting(active_mode, None),
+            AsyncCompileMode(pool, ignore_errors=may_fail) as mode,
+        ):
             try:
                 yield note_ready
                 _watch(mode.raw_futures, progress)
@@ -115,16 +122,6 @@ def compiling_ahead(
         for kernel in others:
             with suppress(Exception) if may_fail else nullcontext():
                 _ = kernel.run
-
-
-@contextmanager
-def _mode(pool: ThreadPoolExecutor, may_fail: bool) -> Iterator[AsyncCompileMode]:
-    """Enter Triton's own mode, which an error would leave in force for all later launches here."""
-    try:
-        with AsyncCompileMode(pool, ignore_errors=may_fail) as mode:
-            yield mode
-    finally:
-        active_mode.set(None)
 
 
 def _watch(kernels: Sequence[Future[Any]], progress: bool) -> None:
@@ -156,16 +153,6 @@ def _type_in_c(parameter: object) -> str:
     """Name a parameter's type in Triton, with one name for all that a launcher takes alike."""
     name = re.sub(r"\*\w+", "*", str(parameter)).partition("<")[0]
     return re.sub(r"\b([iu])1\b", r"\g<1>8", name).replace("fp32", "f32")
-
-
-@contextmanager
-def compiling_is_expected() -> Iterator[None]:
-    """In the body compilations are not logged: an engine starts."""
-    token = _is_expected.set(True)
-    try:
-        yield
-    finally:
-        _is_expected.reset(token)
 
 
 @dataclass(slots=True)

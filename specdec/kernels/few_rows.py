@@ -118,7 +118,7 @@ def few_rows_kernel(
     ring = (w_ring, up_ring, x_ring, ready, empty)
     gl.warp_specialize(
         [
-            (_multiply, (out_ptr, bias_ptr, ring, where, T, N, K, IS_GATED, HAS_BIAS, SPLITS)),
+            (_multiply, ((out_ptr, bias_ptr), ring, where, (T, N, K), IS_GATED, HAS_BIAS, SPLITS)),
             (_copy, (x_desc, w_desc, up_desc, ring, where, K, IS_GATED, SPLITS)),
         ],
         worker_num_warps=[1],
@@ -184,18 +184,11 @@ def _copy_x(x_desc, ring, m0, k, at):
 
 @gluon_jit
 def _multiply(
-    out_ptr,
-    bias_ptr,
-    ring,
-    where,
-    T,
-    N,
-    K,
-    IS_GATED: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    SPLITS: gl.constexpr,
+    outs, ring, where, sizes, IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr, SPLITS: gl.constexpr
 ):
     """Sum the tiles, in four warps, and write them. They have x, so all before it has ended."""
+    out_ptr, bias_ptr = outs
+    T, N, K = sizes
     STAGES: gl.constexpr = ring[0].shape[0]
     BLOCK_N: gl.constexpr = ring[0].shape[1]
     w_ring, up_ring, x_ring, ready, empty = ring

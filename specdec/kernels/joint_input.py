@@ -5,6 +5,8 @@ norms and a concatenation: the draft has no other work for so few rows meanwhile
 bits of `rms_norm`.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -15,43 +17,33 @@ from specdec.kernels.overlap import begin
 from specdec.kernels.tiles import empty_rows
 
 
-@opaque(lambda ids, table, embed_weight, features, weight, eps: features.repeat(1, 2))
-def joint_input(
-    ids_T: Tensor,
-    table_VD: Tensor,
-    embed_weight_D: Tensor,
-    features_TD: Tensor,
-    weight_D: Tensor,
-    eps: float,
-) -> Tensor:
-    """Returns [T, 2D] in the features' dtype. ids: rows of the table of embeddings.
+class JointNorms(NamedTuple):
+    """Weights of the norms of embeddings and of features."""
 
-    The weights are of the norms of embeddings and of features.
-    """
-    joined_T2D, _ = joint_input_of_rows(
-        ids_T, table_VD, embed_weight_D, features_TD, weight_D, eps, None
-    )
-    return joined_T2D
+    embed_D: Tensor
+    feature_D: Tensor
+    eps: float
+
+
+@opaque(lambda ids, table, features, norms: features.repeat(1, 2))
+def joint_input(ids_T: Tensor, table_VD: Tensor, features_TD: Tensor, norms: JointNorms) -> Tensor:
+    """Returns [T, 2D] in the features' dtype. ids: rows of the table of embeddings."""
+    return joint_input_of_rows(ids_T, table_VD, features_TD, norms, None)[0]
 
 
 def joint_input_of_rows(
-    ids_T: Tensor,
-    table_VD: Tensor,
-    embed_weight_D: Tensor,
-    features_XD: Tensor,
-    weight_D: Tensor,
-    eps: float,
-    rows_T: Tensor | None,
+    ids_T: Tensor, table_VD: Tensor, features_XD: Tensor, norms: JointNorms, rows_T: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Join some features, by row, or all; return the result and these features, [T, D]."""
     if not use_triton(features_XD):
-        return joint_input_ref(ids_T, table_VD, embed_weight_D, features_XD, weight_D, eps, rows_T)
+        return joint_input_ref(ids_T, table_VD, features_XD, norms, rows_T)
     assert table_VD.is_contiguous(), table_VD.stride()
     assert features_XD.stride(1) == 1, features_XD.stride()
     T, D = len(ids_T), table_VD.shape[1]
     joined_T2D = empty_rows(features_XD, T, 2 * D)
     picked_TD = features_XD if rows_T is None else features_XD.new_empty(T, D)
-    tensors = (joined_T2D, picked_TD, ids_T, table_VD, embed_weight_D, features_XD, weight_D)
+    embed_D, feature_D, eps = norms
+    tensors = (joined_T2D, picked_TD, ids_T, table_VD, embed_D, features_XD, feature_D)
     rows = ids_T if rows_T is None else rows_T
     flags = {"HAS_ROWS": rows_T is not None, "BLOCK_D": next_power_of_2(D)}
     options = {"num_warps": NORM_WARPS} | launch_options(features_XD)
@@ -98,14 +90,8 @@ def _joint_input_kernel(
 
 
 def joint_input_ref(
-    ids_T: Tensor,
-    table_VD: Tensor,
-    embed_weight_D: Tensor,
-    features_XD: Tensor,
-    weight_D: Tensor,
-    eps: float,
-    rows_T: Tensor | None = None,
+    ids_T: Tensor, table_VD: Tensor, features_XD: Tensor, norms: JointNorms, rows_T: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     picked_TD = features_XD if rows_T is None else features_XD[rows_T]
-    norms = (table_VD[ids_T], embed_weight_D), (picked_TD, weight_D)
-    return torch.cat([rms_norm_ref(x, w, eps) for x, w in norms], dim=-1), picked_TD
+    sides = zip((table_VD[ids_T], picked_TD), norms[:2], strict=True)
+    return torch.cat([rms_norm_ref(x, w, norms.eps) for x, w in sides], dim=-1), picked_TD

@@ -6,23 +6,19 @@ written. Elsewhere the pointer is None, a constant to the compiler, which leaves
 the kernels. Torch twins always compute.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 from torch import Tensor
 
+from specdec.kernels import setting
+
 _count: ContextVar[Tensor | None] = ContextVar("_count", default=None)
 
 
-@contextmanager
-def needed_while(count: Tensor | None) -> Iterator[None]:
+def needed_while(count: Tensor | None) -> AbstractContextManager[None]:
     """Launches of the body are needed where count [1], int64 on their device, is not 0."""
-    before = _count.set(count)
-    try:
-        yield
-    finally:
-        _count.reset(before)
+    return setting(_count, count)
 
 
 def need() -> dict[str, Tensor | None]:

@@ -19,6 +19,7 @@ from specdec.kernels.norms import rms_norm_ref
 from specdec.kernels.overlap import let_the_next_start, loaded_before, wait_for_inputs_knowing
 
 Rope = tuple[Tensor, Tensor]  # cos and sin [positions, C/2] float32
+Rows = tuple[Tensor, Tensor]  # positions and slots [T]
 
 
 class HeadNorms(NamedTuple):
@@ -33,18 +34,17 @@ def rotate_and_store(
     qkv: Sums,
     rope: Rope,
     norms: HeadNorms | None,
-    positions: Tensor,
-    slots: Tensor,
+    rows: Rows,
     cache: Tensor,
     has_queries: bool = True,
 ) -> Tensor:
     """Rotate queries [T, H, C] in the cache's dtype, and cache keys and values.
 
-    qkv: unfinished [T, (H + 2G) C]; its launch is later than what writes positions and slots [T].
+    qkv: unfinished [T, (H + 2G) C]; its launch is later than what writes the rows.
     cache: [2, N + 1, G, S, C] of one layer, written in place. has_queries: else they are anything
     """
     if not use_triton(cache):
-        return rotate_and_store_ref(qkv, rope, norms, positions, slots, cache, has_queries)
+        return rotate_and_store_ref(qkv, rope, norms, rows, cache, has_queries)
     splits, T, X = qkv.parts_STN.shape
     _, _, G, S, C = cache.shape
     H = X // C - 2 * G
@@ -59,7 +59,7 @@ def rotate_and_store(
     flags = {"HAS_BIAS": qkv.bias_N is not None, "HAS_NORMS": norms is not None}
     options = {"num_warps": 2} | launch_options(cache) | need()
     _rotate_and_store_kernel[(T, (H + 2 * G - first_head) // heads)](
-        *tensors, positions, slots, T, first_head, eps, **sizes, **flags, **options
+        *tensors, *rows, T, first_head, eps, **sizes, **flags, **options
     )
     return q_THC
 
@@ -158,11 +158,11 @@ def rotate_and_store_ref(
     qkv: Sums,
     rope: Rope,
     norms: HeadNorms | None,
-    positions: Tensor,
-    slots: Tensor,
+    rows: Rows,
     cache: Tensor,
     has_queries: bool = True,
 ) -> Tensor:
+    positions, slots = rows
     _, N, G, S, C = cache.shape
     heads = qkv.finish(cache.dtype).unflatten(1, (-1, C))
     q, k, v = heads.split([heads.shape[1] - 2 * G, G, G], dim=1)

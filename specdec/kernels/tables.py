@@ -160,7 +160,8 @@ def _entry(key: str, value: object, relays: list[str]) -> tuple[Product, Entry]:
         expected = ", ".join(map(str, allowed))
         raise ValueError(f"{key}: splits {_shown(splits)}, allowed are {expected}")
     rows = _object(fields.get("rows"), f"{key}: rows")
-    gone = [name for name, numbers in rows.items() if _is_relay(numbers)]
+    most = len(Shape._fields)
+    gone = [name for name, x in rows.items() if isinstance(x, list) and x[most - 1 :] == [RELAY]]
     relays += gone
     kept = (name for name in rows if name not in gone)
     return product, Entry(splits, dict(_shape(product, key, name, rows[name]) for name in kept))
@@ -174,10 +175,6 @@ def _product(key: str) -> Product:
         allowed = f"{'|'.join(KINDS)},N,K,{'|'.join(TABLE_DTYPES)}"
         raise ValueError(f"product {_shown(key)}, a name is {allowed}")
     return Product(known, int(N), int(K), dtype)
-
-
-def _is_relay(value: object) -> bool:
-    return isinstance(value, list) and len(value) == len(Shape._fields) and value[-1] == RELAY
 
 
 def _shape(product: Product, key: str, name: str, value: object) -> tuple[int, Shape]:

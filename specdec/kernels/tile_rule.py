@@ -111,20 +111,17 @@ def _persistent(product: Product, rows: int, splits: int) -> list[Shape]:
     shapes = (Shape(n, m, 64, stages, 4, cuts) for n, m, stages, cuts in PERSISTENT)
     fitting = [s for s in shapes if problem_of(product, rows, s) is None]
     deepest = {s[:2] + s[5:]: s for s in sorted(fitting, key=lambda s: s.num_stages)}.values()
-    is_many = rows > PARALLEL_ROWS
-    filled = [s for s in deepest if _fills(rows, s) or (is_many and s.block_m % 5 != 0)]
-    return [s for s in filled if s.cuts == 1 or _cuts_any(product, rows, splits, s)]
-
-
-def _fills(rows: int, shape: Shape) -> bool:
-    """Whether the rows fill tiles, or seven eighths of the largest ones; 128 rows always do."""
-    is_most = shape.block_m == 256 and 8 * rows >= 7 * -(-rows // 256) * 256
-    return rows % shape.block_m == 0 or shape.block_m == 128 or is_most
-
-
-def _cuts_any(product: Product, rows: int, splits: int, shape: Shape) -> bool:
-    num_whole, num_parts = _whole_and_parts(product, rows, splits, shape)
-    return rows <= 1024 and num_whole >= MULTIPROCESSORS and num_parts > 0
+    found = []
+    for s in deepest:
+        # seven eighths of the largest tiles are enough; 128 rows always are
+        is_most = s.block_m == 256 and 8 * rows >= 7 * -(-rows // 256) * 256
+        is_filled = rows % s.block_m == 0 or s.block_m == 128 or is_most
+        num_whole, num_parts = _whole_and_parts(product, rows, splits, s)
+        cuts_any = rows <= 1024 and num_whole >= MULTIPROCESSORS and num_parts > 0
+        is_many = rows > PARALLEL_ROWS and s.block_m % 5 != 0
+        if (is_filled or is_many) and (s.cuts == 1 or cuts_any):
+            found.append(s)
+    return found
 
 
 def measured_rows(rows: int) -> int:

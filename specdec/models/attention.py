@@ -48,8 +48,8 @@ def store_kv(
     has_queries: if not, the queries may be anything
     """
     to = _metadata()
-    cache = to.layer_caches[layer]
-    return rotate_and_store(qkv, rope, norms, to.positions, to.slot_mapping, cache, has_queries)
+    rows = to.positions, to.slot_mapping
+    return rotate_and_store(qkv, rope, norms, rows, to.layer_caches[layer], has_queries)
 
 
 @opaque(torch.empty_like)

@@ -7,7 +7,7 @@ Letters: T rows, D draft hidden, E width of the target's features, W draft vocab
 import torch
 from torch import Tensor, nn
 
-from specdec.kernels.joint_input import joint_input, joint_input_of_rows
+from specdec.kernels.joint_input import JointNorms, joint_input, joint_input_of_rows
 from specdec.kernels.linear import Sums
 from specdec.kernels.norms import add
 from specdec.models.layers import MLP, Attention, Embedding, Linear, RMSNorm
@@ -133,7 +133,8 @@ class EagleModel(nn.Module):
         table_VD = self.embed_tokens.weight
         is_plain = self.embed_norm is None and not layer.norm_before_residual
         if is_plain and norm is not None and embed_norm is not None:
-            given = input_ids_T, table_VD, embed_norm.weight, g_XD, norm.weight, norm.eps
+            norms = JointNorms(embed_norm.weight, norm.weight, norm.eps)
+            given = input_ids_T, table_VD, g_XD, norms
             if rows_T is None:
                 return joint_input(*given), g_XD
             return joint_input_of_rows(*given, rows_T)

@@ -78,9 +78,9 @@ def forwards(runner: Runner) -> Iterator[Step]:
             yield prompts(runner, lengths_of(sizes, rows), next_shape=PLAIN)
     for length, count in attention_cuts(runner, ATTENTION_ROWS, sizes.max_num_batched_tokens):
         yield chunk(runner, length, count)
-    rounds = uniform_rounds(runner)
-    for query_len, count in attention_cuts(runner, rounds, sizes.max_num_rows, sizes.tree):
-        yield round_of(runner, count, shape_with(sizes, query_len))
+    shapes = {shape.rows: shape for shape in uniform_shapes(sizes)}
+    for rows, count in attention_cuts(runner, shapes, sizes.max_num_rows, sizes.tree):
+        yield round_of(runner, count, shapes[rows])
     if launch_plan.PROMPT_MORE_THAN is not None:  # whatever the query heads of a kv head
         yield chunk(runner, launch_plan.PROMPT_MORE_THAN + 1, 1)
     yield from shared_rounds(runner)
@@ -138,20 +138,20 @@ def _attention_kinds(
 
 def samplings(runner: Runner) -> Iterator[Step]:
     """List greedy and drawn tokens for each class of row counts; all else that may be asked."""
-    query_lens = uniform_rounds(runner)
+    shapes = uniform_shapes(runner.sizes)
     for flags in (GREEDY, DRAWN):
         for count in request_counts(runner, 1):
             yield chunk(runner, 1, count, flags)
-        for query_len in query_lens:
-            for count in request_counts(runner, query_len):
-                yield round_of(runner, count, shape_with(runner.sizes, query_len), flags)
+        for shape in shapes:
+            for count in request_counts(runner, shape.rows):
+                yield round_of(runner, count, shape, flags)
         yield from mixed_steps(runner, flags)
         yield from shared_rounds(runner, flags)
         yield from tree_rounds(runner, flags)
     for flags in FLAGS:
         yield chunk(runner, 1, 1, flags)
-        for query_len in query_lens:
-            yield round_of(runner, 1, shape_with(runner.sizes, query_len), flags)
+        for shape in shapes:
+            yield round_of(runner, 1, shape, flags)
         if runner.sizes.is_adaptive:
             yield shared_round(runner, 1, runner.sizes.query_len, flags)
         for count in tree_counts(runner.sizes):
@@ -163,9 +163,9 @@ def samplings(runner: Runner) -> Iterator[Step]:
         yield chunk(runner, rows + 1, 1, SamplingFlags(logprobs=1), num_logprobs=1)
 
 
-def uniform_rounds(runner: Runner) -> set[int]:
-    """List the rows of each request, in rounds whose rows are not shared out."""
-    return {1} if runner.sizes.is_adaptive else {1, runner.sizes.query_len}
+def uniform_shapes(sizes: EngineSizes) -> list[DraftShape]:
+    """List what each request verifies, in rounds whose rows are not shared out."""
+    return [PLAIN] if sizes.is_adaptive else list(dict.fromkeys((PLAIN, sizes.shape_of(1))))
 
 
 def shared_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Step]:
@@ -310,11 +310,6 @@ def padding_parts(
         )
         for length in lengths
     ]
-
-
-def shape_with(sizes: EngineSizes, query_len: int) -> DraftShape:
-    """Find the shape with so many rows, where they are not shared out."""
-    return PLAIN if query_len == 1 else sizes.shape_of(1)
 
 
 def round_of(

@@ -19,20 +19,16 @@ threads_logger = logging.getLogger("specdec.threads")
 DTYPES = {"half": torch.float16, "float": torch.float32}
 
 
+@cache
 def advise_threads(device: torch.device) -> None:
-    """Log how to choose the number of threads, which is the process's own and stays as it is."""
+    """Log how to choose the number of threads, which is the process's own, once in a process."""
     count = torch.get_num_threads()
     if device.type == "cpu" and count > 1 and "OMP_NUM_THREADS" not in os.environ:
-        _advise(count)
-
-
-@cache
-def _advise(num_threads: int) -> None:
-    threads_logger.warning(
-        "torch runs %d threads; a small model is often faster with one, on a busy machine by far: "
-        "try OMP_NUM_THREADS=1 or torch.set_num_threads(1)",
-        num_threads,
-    )
+        threads_logger.warning(
+            "torch runs %d threads; a small model is often faster with one, on a busy machine by "
+            "far: try OMP_NUM_THREADS=1 or torch.set_num_threads(1)",
+            count,
+        )
 
 
 def note_gpu_memory(share: float | None, device: torch.device) -> None:

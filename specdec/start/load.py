@@ -256,7 +256,11 @@ def _runner(
         with _phase("kernels"), frozen_heap():
             build = compiled(build, most, config.graphs, has_graphs, config.use_tqdm_on_load)
     if device.type == "cuda" and config.num_kv_blocks is None:
-        blocks = _planned_blocks(config, build, most, target, eagle, block)
+        tensors = [x for model in (target, eagle) if model for x in model.tensors.values()]
+        with _phase("memory plan"):
+            needs = measure_needs(build, most, tensors, block, target.config.vocab_size)
+        blocks = plan_memory(needs, config.utilization, most)
+        logger.info("memory:\n%s", memory_table(needs, config.utilization, blocks))
     else:
         blocks = _num_blocks(config, most, block, device)
     with _phase("cache, graphs"), frozen_heap() if has_graphs else nullcontext():
@@ -278,23 +282,6 @@ def compiled(
     if not has_graphs or not graphs.captures_pieces_by_default:
         return build
     return partial(build, graph_config=replace(graphs, max_tokens=largest_captured(trial)))
-
-
-def _planned_blocks(
-    config: EngineConfig,
-    build: "partial[Runner]",
-    most: EngineSizes,
-    target: LoadedTarget,
-    eagle: LoadedEagle | None,
-    block: int,
-) -> int:
-    """Measure on a trial runner, on a GPU, and give the cache what is left of the budget."""
-    tensors = [*target.tensors.values(), *(() if eagle is None else eagle.tensors.values())]
-    with _phase("memory plan"):
-        needs = measure_needs(build, most, tensors, block, target.config.vocab_size)
-    blocks = plan_memory(needs, config.utilization, most)
-    logger.info("memory:\n%s", memory_table(needs, config.utilization, blocks))
-    return blocks
 
 
 def _num_blocks(config: EngineConfig, most: EngineSizes, block: int, device: torch.device) -> int:

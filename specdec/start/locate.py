@@ -15,11 +15,13 @@ logger = logging.getLogger("specdec")
 
 _TEXTS = ["*.json", "*.model", "*.jinja", "*.txt"]
 _WHOLE = [*_TEXTS, "*.safetensors"]
-_WANTED = {"target": _WHOLE, "draft": _WHOLE, "tokenizer": _TEXTS}
+_TARGETS = {"demo": "target", "demo/target": "target"}
+_DRAFTS = {"demo": "eagle3", "demo/eagle3": "eagle3", "demo/eagle1": "eagle1"}
 DEMO_PARTS = {
-    "target": {"demo": "target", "demo/target": "target"},
-    "tokenizer": {"demo": "target", "demo/target": "target"},
-    "draft": {"demo": "eagle3", "demo/eagle3": "eagle3", "demo/eagle1": "eagle1"},
+    "target": _TARGETS,
+    "tokenizer": _TARGETS,
+    "draft": _DRAFTS,
+    "checkpoint": {**_TARGETS, **_DRAFTS, **_TARGETS},  # demo alone is the target
 }
 
 
@@ -33,7 +35,7 @@ class Hub:
 
 
 def locate(name: str | Path, role: str, hub: Hub | None = None) -> Path:
-    """Find a checkpoint. role: "target", "draft" or, without weights, "tokenizer".
+    """Find a target, a draft, either ("checkpoint") or, without weights, a "tokenizer": the role.
 
     Downloads a hub id unless it is cached (HF_HUB_OFFLINE is honoured). ValueError: there is none.
     """
@@ -94,7 +96,7 @@ def _downloaded(name: str, role: str, hub: Hub) -> Path:
         directory = Path(
             huggingface_hub.snapshot_download(
                 name,
-                allow_patterns=_WANTED[role],
+                allow_patterns=_TEXTS if role == "tokenizer" else _WHOLE,
                 revision=hub.revision,
                 token=hub.token,
                 cache_dir=hub.directory,

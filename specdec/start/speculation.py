@@ -32,6 +32,11 @@ class Drafting:
     confidence_threshold: float | None = 0.0
 
     @property
+    def num_nodes(self) -> int:
+        """Count the drafts that a request verifies: all nodes of a tree."""
+        return self.num_tokens if self.tree is None else self.tree.num_nodes
+
+    @property
     def name(self) -> int | str:
         return AUTO if self.is_adaptive else self.num_tokens
 

@@ -7,6 +7,7 @@ candidates of 20 to 30 milliseconds each, splits included: three to five minutes
 """
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +21,6 @@ from specdec.kernels.linear import launch_linear, launch_split_linear
 from specdec.kernels.tile_rule import measured_rows
 from specdec.kernels.tile_shapes import Product, rows_of_tiles
 from specdec.kernels.tiles import Tiles
-from specdec.tune.search import Job
 from weights.bars import bar
 
 L2 = 64 << 20  # bytes of an H200's, rounded up
@@ -30,8 +30,14 @@ MOST_CALLS = 48
 COMPILED_AT_ONCE = 128
 
 
+class Job(NamedTuple):
+    product: Product
+    rows: int  # a row class
+    tiles: Tiles | None  # None: cuBLAS's
+
+
 class GpuClock:
-    """A ProductClock (search.py). It keeps the weights of the last product."""
+    """Times products. It keeps the weights of the last one."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -41,7 +47,7 @@ class GpuClock:
         self._weights: list[Tensor] = []
 
     def prepare(self, jobs: Iterable[Job]) -> None:
-        """Compile what the jobs need; `time` leaves out what does not compile."""
+        """Compile all that `time` may be asked for; it leaves out what does not compile."""
         unique = list({_binary(job): job for job in jobs}.values())
         with bar(total=len(unique), desc="compiling", unit="kernel") as progress:
             for first in range(0, len(unique), COMPILED_AT_ONCE):

@@ -1,54 +1,25 @@
 """The search: for each product the fastest candidate of every row class, written as it is found.
 
-The number of splits is the same for every number of rows, since it decides the order of a sum. It
-is given, or chosen here, for the shipped table only: the one with the least sum of times over three
-row classes, each over the best for its class, few rows counting double, and reading counted in.
+The number of splits is given: it is the same for every number of rows, since it decides the order
+of a sum.
 """
 
 import fcntl
 import math
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from specdec.kernels.tables import NONE, Entry, key_of, read_table, write_table
-from specdec.kernels.tile_rule import candidates, rule_shape, rule_splits
+from specdec.kernels.tile_rule import candidates, rule_shape
 from specdec.kernels.tile_shapes import ROW_CLASSES, Product, Shape
-from specdec.kernels.tiles import Tiles, cut
+from specdec.kernels.tiles import cut
+from specdec.tune.gpu_clock import GpuClock, Job
 
-SPLIT_CLASSES = (16, 64, 256)  # decide the splits
-FEW_ROWS = SPLIT_CLASSES[0]
-READING = 0.01  # share of a product's time for which its reader adds a further split
 HEAD = f"{'product':<20} {'splits':>6} {'rows':>5} {'by rule':>10} {'tuned':>10} {'cuBLAS':>10}"
-
-
-class Job(NamedTuple):
-    product: Product
-    rows: int  # a row class
-    tiles: Tiles | None
-
-
-class Wanted(NamedTuple):
-    """The numbers of splits to choose from for a product, and its row classes."""
-
-    splits: Sequence[int]
-    rows: Sequence[int]
-
-
-class ProductClock(Protocol):
-    """A clock of products: gpu_clock.py's, or a test's."""
-
-    has_wgmma: bool  # of the GPU: Hopper's products
-
-    def prepare(self, jobs: Iterable[Job]) -> None:
-        """Everything that `time` may be asked for."""
-
-    def time(self, job: Job) -> float:
-        """Microseconds; infinite if it does not run."""
 
 
 class Best(NamedTuple):
@@ -102,23 +73,21 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """splits_of: what to try for a product. file: the table that grows; None: none is written.
+    """splits_of: those of a product. file: the table that grows; None: none is written.
 
     again: measure what the table has too; else a product's missing row classes, with its splits
     """
 
-    clock: ProductClock
+    clock: GpuClock
     gpu: str
     file: Path | None
-    splits_of: Callable[[Product], Sequence[int]]
+    splits_of: Callable[[Product], int]
     again: bool = False
-    max_seconds: float = float("inf")  # begins no further product after that
-    now: Callable[[], float] = field(default=time.monotonic)
 
     def missing(self, products: Sequence[Product]) -> list[Product]:
         """List the products whose entry lacks a row class, or was measured with other splits."""
         wanted = self._wanted(products)
-        return [product for product in products if wanted[product].rows]
+        return [product for product in products if wanted[product]]
 
     def run(self, products: Sequence[Product]) -> Iterator[Measured]:
         """Measure one product after another, and write each before the next one begins.
@@ -127,27 +96,26 @@ class Tuning:
         """
         if self.file is not None and products:
             _refuse_read_only(self.file.parent)
-        start = self.now()
         wanted = self._wanted(products)
         self.clock.prepare(
-            job for p in products for job in jobs_of(p, wanted[p], self.clock.has_wgmma)
+            job
+            for p in products
+            for job in jobs_of(p, self.splits_of(p), wanted[p], self.clock.has_wgmma)
         )
         for product in products:
-            if self.now() - start >= self.max_seconds:
-                return
-            measured = measure(product, wanted[product], self.clock)
+            measured = measure(product, self.splits_of(product), wanted[product], self.clock)
             self._write(measured)
             yield measured
 
-    def _wanted(self, products: Sequence[Product]) -> dict[Product, Wanted]:
+    def _wanted(self, products: Sequence[Product]) -> dict[Product, list[int]]:
+        """List the row classes to measure of each product."""
         known = {} if self.file is None or self.again else read_table(self.file).get(self.gpu, {})
-        return {product: self._wanted_of(product, known.get(product)) for product in products}
-
-    def _wanted_of(self, product: Product, entry: Entry | None) -> Wanted:
-        counts = self.splits_of(product)
-        if entry is None or entry.splits not in counts:
-            return Wanted(counts, ROW_CLASSES)
-        return Wanted((entry.splits,), [rows for rows in ROW_CLASSES if rows not in entry.rows])
+        found = {}
+        for product in products:
+            entry = known.get(product, NONE)
+            measured = entry.rows if entry.splits == self.splits_of(product) else ()
+            found[product] = [rows for rows in ROW_CLASSES if rows not in measured]
+        return found
 
     def _write(self, measured: Measured) -> None:
         """Keep row classes that were measured before with the same splits."""
@@ -163,72 +131,30 @@ class Tuning:
             write_table(self.file, table)
 
 
-def jobs_of(product: Product, wanted: Wanted, has_wgmma: bool) -> Iterator[Job]:
+def jobs_of(
+    product: Product, splits: int, classes: Sequence[int], has_wgmma: bool
+) -> Iterator[Job]:
     """List all that `measure` may ask of its clock, except cuBLAS."""
-    counts = wanted.splits
-    for count in dict.fromkeys((*counts, _rule_count(product, counts))):
-        for rows in wanted.rows:
-            for shape in candidates(product, rows, count, has_wgmma):
-                yield Job(product, rows, cut(shape, rows, count))
+    for rows in classes:
+        for shape in candidates(product, rows, splits, has_wgmma):
+            yield Job(product, rows, cut(shape, rows, splits))
 
 
-def measure(product: Product, wanted: Wanted, clock: ProductClock) -> Measured:
-    """Where there is a choice of splits, all row classes are wanted."""
-    search = _Search(product, clock, {})
-    counts = wanted.splits
-    if len(counts) > 1:
-        for rows in SPLIT_CLASSES:
-            for count in counts:
-                search.best(rows, count)
-    splits = min(counts, key=lambda count: search.cost(count, counts))
-    found = {
-        rows: search.result(rows, splits, _rule_count(product, counts)) for rows in wanted.rows
-    }
-    return Measured(product=product, splits=splits, rows=found, times=search.times)
-
-
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """Times of one product so far, by row class, splits and shape; none is measured twice."""
-
-    product: Product
-    clock: ProductClock
-    times: dict[tuple[int, int, Shape], float]
-
-    def best(self, rows: int, splits: int) -> Shape:
-        """Find the fastest candidate."""
-        shapes = candidates(self.product, rows, splits, self.clock.has_wgmma)
-        best = min(shapes, key=lambda shape: self.time(rows, splits, shape))
-        if self.time(rows, splits, best) == float("inf"):
-            raise ValueError(f"{self.product}: no tiles for {rows} rows run on this GPU")
-        return best
-
-    def cost(self, splits: int, counts: Sequence[int]) -> float:
-        """Weigh a number of splits by its times over the best, where there is a choice."""
-        if len(counts) == 1:
-            return 0.0
-        total = 0.0
-        for rows in SPLIT_CLASSES:
-            least = min(self.time(rows, count, self.best(rows, count)) for count in counts)
-            weight = 2 if rows == FEW_ROWS else 1
-            total += weight * self.time(rows, splits, self.best(rows, splits)) / least
-        return total * (1 + READING * (splits - 1))
-
-    def result(self, rows: int, splits: int, rule_count: int) -> Best:
-        best = self.best(rows, splits)
-        by_rule = rule_shape(self.product, rows, rule_count, self.clock.has_wgmma)
-        return Best(
-            shape=best,
-            us=self.time(rows, splits, best),
-            rule_us=self.time(rows, rule_count, by_rule),
-            cublas_us=self.clock.time(Job(self.product, rows, None)),
-        )
-
-    def time(self, rows: int, splits: int, shape: Shape) -> float:
-        key = (rows, splits, shape)
-        if key not in self.times:
-            self.times[key] = self.clock.time(Job(self.product, rows, cut(shape, rows, splits)))
-        return self.times[key]
+def measure(product: Product, splits: int, classes: Sequence[int], clock: GpuClock) -> Measured:
+    """Find the fastest tiles of these row classes; none is measured twice."""
+    rows: dict[int, Best] = {}
+    times: dict[tuple[int, int, Shape], float] = {}
+    for each in classes:
+        shapes = candidates(product, each, splits, clock.has_wgmma)
+        by_rule = rule_shape(product, each, splits, clock.has_wgmma)
+        found = {s: clock.time(Job(product, each, cut(s, each, splits))) for s in shapes}
+        best = min(found, key=found.__getitem__)
+        if found[best] == math.inf:
+            raise ValueError(f"{product}: no tiles for {each} rows run on this GPU")
+        cublas_us = clock.time(Job(product, each, None))
+        rows[each] = Best(best, found[best], found[by_rule], cublas_us)
+        times |= {(each, splits, shape): us for shape, us in found.items()}
+    return Measured(product=product, splits=splits, rows=rows, times=times)
 
 
 def _refuse_read_only(directory: Path) -> None:
@@ -247,13 +173,6 @@ def _locked(file: Path) -> Iterator[None]:
     with open(file.with_name(f"{file.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file
         yield
-
-
-def _rule_count(product: Product, counts: Sequence[int]) -> int:
-    """Count the splits that a product has without a table."""
-    if product.kind != "split":
-        return 1
-    return counts[0] if len(counts) == 1 else rule_splits(product.N, product.K)
 
 
 def finite(value: float) -> float | None:

@@ -211,7 +211,7 @@ def test_threads_are_advised_where_they_cost_time(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    device_module._advise.cache_clear()
+    device_module.advise_threads.cache_clear()
     with caplog.at_level("WARNING", logger="specdec.threads"):
         advise_threads(torch.device(device))
     assert ["OMP_NUM_THREADS=1" in line for line in caplog.messages] == [True] * is_said

@@ -19,9 +19,8 @@ tests/specdec/kernels/test_query_tiles.py asks a GPU.
 
 To be read in this order:
 1. query_rows.py: what a pass says of its rows and keys;
-2. launch.py: the kernels of a pass, with launch_plan.py (which of them, and how the rows are cut),
-   query_tiles.py (into tiles of which size), workspace.py (memory for partial results) and
-   arguments.py (what the kernels share of their arguments);
+2. launch.py: the kernels of a pass, with launch_plan.py (which of them, and how the rows are cut)
+   and arguments.py (what the kernels share of their arguments, and memory for partial results);
 3. walk.py: the kernel of most passes, with tile_rows.py (the rows of a program), splits.py (the
    keys of a split, and adding it: the arithmetic of all kernels) and parts.py (partial results in
    memory);
@@ -31,8 +30,7 @@ To be read in this order:
 6. path_tails.py: the last keys of a tree's rows, which have slots of their own (in the launch of
    walk.py);
 7. wide_walk.py: in place of walk.py the shared keys of large trees, in passes that may have many
-   keys, on a Hopper GPU; with wide_splits.py (which program takes which of them) and wide_attend.py
-   (what it does with them);
+   keys, on a Hopper GPU; with wide_splits.py (which program takes which of them);
 8. twin.py: the same in plain torch.
 Large prompts on a Hopper GPU are those of ../prompt/, with ../warp_roles.py, which wide_walk.py is
 made of, too.

@@ -101,6 +101,8 @@ def _combine_kernel(
     COLUMNS: tl.constexpr,
     LINE_COLUMNS: tl.constexpr,
 ):
+    PART: tl.constexpr = (COLUMNS, C, LINE_COLUMNS)
+    AT_ONCE: tl.constexpr = (FEW, MANY)
     let_the_next_start(PDL)
     t = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -122,11 +124,9 @@ def _combine_kernel(
         column = tl.program_id(2) * COLUMNS
         parts = acc_ptr, stats_ptr, (t * H + head) * NS + first
         if IS_SUMMED:
-            total, acc = add_last_parts(parts, column, COLUMNS, C, LINE_COLUMNS)
+            total, acc = add_last_parts(parts, column, PART)
         else:
-            total, acc = add_parts(
-                parts, num_parts, column, COLUMNS, C, FEW, MANY, LINE_COLUMNS, PDL
-            )
+            total, acc = add_parts(parts, num_parts, column, PART, AT_ONCE, PDL)
         store_row(out_ptr, t * H + head, total, acc, column, COLUMNS, C)
 
 
@@ -177,6 +177,8 @@ def _combine_long_kernel(
     COLUMNS: tl.constexpr,
     LINE_COLUMNS: tl.constexpr,
 ):
+    PART: tl.constexpr = (COLUMNS, C, LINE_COLUMNS)
+    AT_ONCE: tl.constexpr = (FEW, MANY)
     let_the_next_start(PDL)
     last_of_slots = last_positions((positions_ptr, starts_ptr, B, query_len), IS_UNIFORM, SLOTS)
     is_shared_slot, place = shared_slots(last_of_slots, alone_keys, most)
@@ -197,9 +199,7 @@ def _combine_long_kernel(
             column = item % heads // H * COLUMNS
             parts = acc_ptr, stats_ptr, (part_row.to(tl.int64) * H + head) * NS
             num_parts = parts_of(tl.load(positions_ptr + t))
-            total, acc = add_parts(
-                parts, num_parts, column, COLUMNS, C, FEW, MANY, LINE_COLUMNS, PDL
-            )
+            total, acc = add_parts(parts, num_parts, column, PART, AT_ONCE, PDL)
             store_row(out_ptr, t * H + head, total, acc, column, COLUMNS, C)
 
 
@@ -210,15 +210,13 @@ def parts_of(position):
 
 
 @jit
-def add_last_parts(
-    parts, column, COLUMNS: tl.constexpr, C: tl.constexpr, LINE_COLUMNS: tl.constexpr
-):
+def add_last_parts(parts, column, PART: tl.constexpr):
     """Add up a path's row: the splits before the one in which it begins, which are one, and the
     rest.
 
     The first is taken as it is: added to nothing, -0.0 would be 0.0. The rest as in `add_parts`.
     """
-    loaded = load_parts(parts, 0, 3, column, COLUMNS, C, 3)
+    loaded = load_parts(parts, 0, 3, column, PART, 3)
     peak, total, acc = loaded[0]
     for i in tl.static_range(1, 3):
         part_peak, part_total, values = loaded[i]
@@ -227,8 +225,8 @@ def add_last_parts(
         peak = tl.where(is_there, new_peak, peak)
         total = tl.where(is_there, new_total, total)
         acc = tl.where(is_there[:, None], new_acc, acc)
-    if LINE_COLUMNS > 0:
-        drop_parts(parts, 0, 3, column, COLUMNS, C, 4, LINE_COLUMNS)
+    if PART[2] > 0:
+        drop_parts(parts, 0, 3, column, PART, 4)
     return total[:, None], acc
 
 

@@ -169,7 +169,10 @@ def plan_launch(
     elif is_split:
         if (tile.rows, heads.key_bytes) == (FEWER_REGISTERS[0], SMALL_KEY):
             registers = FEWER_REGISTERS[1]
-        sharers = -(-_most_sharers(B * of_slot, has_paths) // (B * of_slot))
+        most = SHARERS
+        if has_paths:
+            most = FEW_SHARERS if B * of_slot >= MANY_TILES else PATH_SHARERS
+        sharers = -(-most // (B * of_slot))
     is_wide = is_split and has_paths and usual * heads.group > PATH_ROWS
     is_wide = is_wide and (most_keys is None or most_keys > WIDE_FROM)
     return Launch(
@@ -189,12 +192,6 @@ def plan_launch(
         is_wide=is_wide,
         columns=_columns(B * usual, heads) if is_split or has_paths else 0,
     )
-
-
-def _most_sharers(programs: int, has_paths: bool) -> int:
-    if not has_paths:
-        return SHARERS
-    return FEW_SHARERS if programs >= MANY_TILES else PATH_SHARERS
 
 
 def _columns(num_rows: int, heads: HeadShape) -> int:
@@ -222,12 +219,12 @@ def _tokens(tile: QueryTile, heads: HeadShape) -> int:
 
 def query_tile(query_rows: int, heads: HeadShape) -> QueryTile:
     """Pick the last of QUERY_TILES that is meant for this many query rows of a batch slot."""
-    return [tile for tile in QUERY_TILES if _is_meant(tile, query_rows, heads)][-1]
-
-
-def _is_meant(tile: QueryTile, query_rows: int, heads: HeadShape) -> bool:
-    fits = tile.max_head_dim == 0 or (heads.itemsize == 2 and tile.max_head_dim >= heads.C)
-    return fits and tile.more_than < query_rows
+    return [
+        tile
+        for tile in QUERY_TILES
+        if tile.more_than < query_rows
+        and (tile.max_head_dim == 0 or (heads.itemsize == 2 and tile.max_head_dim >= heads.C))
+    ][-1]
 
 
 def most_rows_in_parts(

@@ -14,40 +14,34 @@ from specdec.kernels.overlap import loads_come_first
 
 @jit
 def add_parts(
-    parts,
-    num_parts,
-    column,
-    COLUMNS: tl.constexpr,
-    C: tl.constexpr,
-    FEW_AT_ONCE: tl.constexpr,
-    MANY_AT_ONCE: tl.constexpr,
-    LINE_COLUMNS: tl.constexpr,
-    PDL: tl.constexpr,
+    parts, num_parts, column, PART: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr
 ):
     """Add up the stored partial results of one row, to one without its peak.
 
     Totals [lanes, 1], values [lanes, COLUMNS // lanes] from `column` on: each lane of a warp has
     peaks and totals beside its own columns, so that no number changes lanes. The bits are those of
-    `add_part`, one after another. LINE_COLUMNS: of a line of the cache, which is to forget them; 0:
-    it is not.
+    `add_part`, one after another. PART: COLUMNS, C, and columns of a line of the cache, which is to
+    forget them; 0: it is not. AT_ONCE: of few parts, and of many.
     """
+    COLUMNS: tl.constexpr = PART[0]
+    FEW: tl.constexpr = AT_ONCE[0]
+    MANY: tl.constexpr = AT_ONCE[1]
     LANES: tl.constexpr = lanes_of(COLUMNS)
     peak = tl.full((LANES,), float("-inf"), tl.float32)
     total = tl.zeros((LANES,), tl.float32)
     acc = tl.zeros((LANES, COLUMNS // LANES), tl.float32)
-    if num_parts <= FEW_AT_ONCE:
-        few = load_parts(parts, 0, num_parts, column, COLUMNS, C, FEW_AT_ONCE)
-        peak, total, acc = add_loaded(peak, total, acc, few, FEW_AT_ONCE, PDL)
-        if LINE_COLUMNS > 0:
-            drop_parts(parts, 0, num_parts, column, COLUMNS, C, FEW_AT_ONCE, LINE_COLUMNS)
+    if num_parts <= FEW:
+        few = load_parts(parts, 0, num_parts, column, PART, FEW)
+        peak, total, acc = add_loaded(peak, total, acc, few, FEW, PDL)
+        if PART[2] > 0:
+            drop_parts(parts, 0, num_parts, column, PART, FEW)
     else:
-        many = load_parts(parts, 0, num_parts, column, COLUMNS, C, MANY_AT_ONCE)
-        for start in range(MANY_AT_ONCE, num_parts + MANY_AT_ONCE, MANY_AT_ONCE):
-            following = load_parts(parts, start, num_parts, column, COLUMNS, C, MANY_AT_ONCE)
-            peak, total, acc = add_loaded(peak, total, acc, many, MANY_AT_ONCE, PDL)
-            if LINE_COLUMNS > 0:
-                first = start - MANY_AT_ONCE
-                drop_parts(parts, first, num_parts, column, COLUMNS, C, MANY_AT_ONCE, LINE_COLUMNS)
+        many = load_parts(parts, 0, num_parts, column, PART, MANY)
+        for start in range(MANY, num_parts + MANY, MANY):
+            following = load_parts(parts, start, num_parts, column, PART, MANY)
+            peak, total, acc = add_loaded(peak, total, acc, many, MANY, PDL)
+            if PART[2] > 0:
+                drop_parts(parts, start - MANY, num_parts, column, PART, MANY)
             many = following
     return total[:, None], acc
 
@@ -67,28 +61,22 @@ def columns_of_lanes(column, COLUMNS: tl.constexpr):
 
 
 @jit
-def load_parts(
-    parts,
-    first,
-    end,
-    column,
-    COLUMNS: tl.constexpr,
-    C: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
+def load_parts(parts, first, end, column, PART: tl.constexpr, AT_ONCE: tl.constexpr):
     """Load parts: of each its peak and total [lanes], values [lanes, columns of each].
 
     From index `end` on parts change nothing.
     """
     loaded = ()
     for i in tl.static_range(AT_ONCE):
-        loaded = loaded + _load_part(parts, first + i, first + i < end, column, COLUMNS, C)
+        loaded = loaded + _load_part(parts, first + i, first + i < end, column, PART)
     return loaded
 
 
 @jit
-def _load_part(parts, index, is_there, column, COLUMNS: tl.constexpr, C: tl.constexpr):
+def _load_part(parts, index, is_there, column, PART: tl.constexpr):
     """Load a part in a tuple. Absent values are -0.0: with 0.0 added, -0.0 would become 0.0."""
+    COLUMNS: tl.constexpr = PART[0]
+    C: tl.constexpr = PART[1]
     acc_ptr, stats_ptr, row = parts
     at = row + index + tl.arange(0, lanes_of(COLUMNS)) * 0
     peak = tl.load(stats_ptr + at * 2, mask=is_there, other=float("-inf"))
@@ -122,22 +110,14 @@ def store_part(parts, index, peak, total, acc, C: tl.constexpr):
 
 
 @jit
-def drop_parts(
-    parts,
-    first,
-    end,
-    column,
-    COLUMNS: tl.constexpr,
-    C: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-    LINE_COLUMNS: tl.constexpr,
-):
+def drop_parts(parts, first, end, column, PART: tl.constexpr, AT_ONCE: tl.constexpr):
     """Forget values that nothing reads any more: COLUMNS from `column` on, of a row's parts.
 
     A program of one warp must do it: another warp might not have read them yet.
     """
     acc_ptr, _, row = parts
-    LINES: tl.constexpr = COLUMNS // LINE_COLUMNS  # of a part
+    C: tl.constexpr = PART[1]
+    LINES: tl.constexpr = PART[0] // PART[2]  # of a part
     i = tl.arange(0, AT_ONCE * LINES)
-    part, c = first + i // LINES, column + i % LINES * LINE_COLUMNS
+    part, c = first + i // LINES, column + i % LINES * PART[2]
     drop_lines(acc_ptr + (row + part) * C + c, (part < end) & (c < C))

@@ -67,31 +67,25 @@ class TailPrograms(NamedTuple):
 
 @jit
 def attend_paths(
-    place,
-    q_ptr,
-    workspace,
-    path,
-    how,
-    H: tl.constexpr,
-    G: tl.constexpr,
-    S: tl.constexpr,
-    C: tl.constexpr,
-    PDL: tl.constexpr,
-    LAYOUT: tl.constexpr,
+    place, q_ptr, workspace, path, how, SIZES: tl.constexpr, PDL: tl.constexpr, CUT: tl.constexpr
 ):
     """Attend for a piece of a slot's rows, 1, 2 or 4 nodes, and leave partial results.
 
     place: the piece, and the slot's rows; first all nodes in the split in which paths begin, then
     all in the next one, if one gets there. workspace: values, peaks and totals, results of a row.
     path: the caches and blocks, positions, slots of the rows' paths, where these start, how many
-    slots a row has. how: factor of scores, whether it is needed, see `begin_beside`. LAYOUT:
-    IS_SPLIT and GROUP of walk.py, rows of a product, columns for keys that nodes share
+    slots a row has. how: factor of scores, whether it is needed, see `begin_beside`. SIZES: H, G,
+    S, C. CUT: IS_SPLIT and GROUP of walk.py, rows of a product, columns for keys that nodes share
     """
+    H: tl.constexpr = SIZES[0]
+    G: tl.constexpr = SIZES[1]
+    S: tl.constexpr = SIZES[2]
+    C: tl.constexpr = SIZES[3]
     tl.static_assert(S == 64)
-    IS_SPLIT: tl.constexpr = LAYOUT[0]
-    GROUP: tl.constexpr = LAYOUT[1]
-    ROWS: tl.constexpr = LAYOUT[2]
-    SHARED: tl.constexpr = LAYOUT[3]
+    IS_SPLIT: tl.constexpr = CUT[0]
+    GROUP: tl.constexpr = CUT[1]
+    ROWS: tl.constexpr = CUT[2]
+    SHARED: tl.constexpr = CUT[3]
     piece, row_start, row_end, g = place
     scale, is_needed, is_beside = how
     acc_ptr, stats_ptr, NS = workspace
@@ -158,7 +152,7 @@ def attend_paths(
             shared_peak, shared_total, shared_acc = no_keys(ROWS, C)
             if begin < path_tile:
                 shared_peak, shared_total, shared_acc = attend_split(
-                    q, keys, block, None, None, path_tile - 1, split, scale, g, G, S, C, False
+                    q, keys, block, None, None, path_tile - 1, split, scale, g, SIZES, False
                 )
             peak, total, acc = shared_peak, shared_total, shared_acc
             start = first_tile

@@ -101,6 +101,8 @@ def _share_splits_kernel(
     TOKENS: tl.constexpr,
     LONG: tl.constexpr,  # only long slots are shared
 ):
+    SIZES: tl.constexpr = (H, G, S, C)
+    TILE: tl.constexpr = (GROUP, TOKENS)
     is_needed = True
     if needed_ptr is not None:
         is_needed = tl.load(needed_ptr, cache_modifier=".cg") != 0
@@ -126,7 +128,7 @@ def _share_splits_kernel(
     row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
     keys = keys_of(state_row_of(b, idx_ptr), k_ptr, v_ptr, block_table_ptr, R, M)
     t, head, inside, position, _, last = tile_of(
-        row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
+        row_start + tile * TOKENS, row_end, g, positions_ptr, SIZES, TILE
     )
     is_busy = is_needed & (turn < sharers) & (row_start + tile * TOKENS < row_end)
     is_busy = is_busy & (split_start(turn) <= last)
@@ -143,7 +145,7 @@ def _share_splits_kernel(
             part_row = rank * query_len + t - row_start
         parts = acc_ptr, stats_ptr, (part_row * H + head).to(tl.int64) * NS, inside
         own = split, 2 * (sharers - turn) - 1, 2 * turn + 1
-        _attend_own(q, keys, block, position, last, own, parts, scale, g, G, S, C)
+        _attend_own(q, keys, block, position, last, own, parts, scale, g, SIZES)
 
 
 @jit
@@ -158,25 +160,14 @@ def _teams_of(num_keys, teams):
 
 
 @jit
-def _attend_own(
-    q,
-    keys,
-    block,
-    position,
-    last,
-    own,
-    parts,
-    scale,
-    g,
-    G: tl.constexpr,
-    S: tl.constexpr,
-    C: tl.constexpr,
-):
+def _attend_own(q, keys, block, position, last, own, parts, scale, g, SIZES: tl.constexpr):
     """Leave the partial results of a program's splits, in one loop over their tiles.
 
     own: the first split; how many splits before it the next one is, and how many before that the
-    one after it, and so on in turn. block: of the first split's first key
+    one after it, and so on in turn. block: of the first split's first key. SIZES: H, G, S, C
     """
+    S: tl.constexpr = SIZES[2]
+    C: tl.constexpr = SIZES[3]
     split, step, other_step = own
     num_tiles = 0
     while split >= 0:
@@ -190,7 +181,7 @@ def _attend_own(
     s = tl.arange(0, S)
     at = split_start(split)
     for _ in range(num_tiles):
-        k, v = load_keys(keys, block, at, last, g, G, S, C, True)
+        k, v = load_keys(keys, block, at, last, g, SIZES, True)
         is_end = at + S >= tl.minimum(split_start(split + 1), last + 1)
         next_split = tl.where(is_end, split - step, split)
         next_at = tl.where(is_end, split_start(next_split), at + S)

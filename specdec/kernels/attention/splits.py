@@ -50,28 +50,17 @@ def split_of(key):
 
 @jit
 def attend_split(
-    q,
-    keys,
-    block,
-    position,
-    first,
-    last,
-    split,
-    scale,
-    g,
-    G: tl.constexpr,
-    S: tl.constexpr,
-    C: tl.constexpr,
-    SKIP: tl.constexpr,
+    q, keys, block, position, first, last, split, scale, g, SIZES: tl.constexpr, SKIP: tl.constexpr
 ):
     """Attend to one split: peak and total [rows] of the powers of 2, weighted values.
 
     q, weighted values: [rows, block of C]; see head_columns.py. keys: the caches of keys and
     values, and the request's blocks [M]. block: of the split's first key; the next one is looked up
     a tile ahead. position: [rows], -1 = no row; between first and last; None: all rows see all keys
-    up to last, which ends a tile. SKIP: no masks where first sees a whole tile.
+    up to last, which ends a tile. SIZES: H, G, S, C. SKIP: no masks where first sees a whole tile.
     """
-    peak, total, acc = no_keys(q.shape[0], C)
+    S: tl.constexpr = SIZES[2]
+    peak, total, acc = no_keys(q.shape[0], SIZES[3])
     s = tl.arange(0, S)
     start = split_start(split)
     end = tl.minimum(split_start(split + 1), last + 1)
@@ -80,13 +69,13 @@ def attend_split(
         if position is not None:
             edge = tl.maximum(start, tl.minimum(end, (first + 1) // S * S))
         for at in range(start, edge, S):
-            k, v = load_keys(keys, block, at, last, g, G, S, C, False)
+            k, v = load_keys(keys, block, at, last, g, SIZES, False)
             block = block_at(keys, at + S, last, S)
             peak, total, acc = attend_tile(q, k, v, None, scale, peak, total, acc)
         start = edge
     if position is not None:
         for at in range(start, end, S):
-            k, v = load_keys(keys, block, at, last, g, G, S, C, True)
+            k, v = load_keys(keys, block, at, last, g, SIZES, True)
             block = block_at(keys, at + S, last, S)
             is_seen = (at + s)[None, :] <= position[:, None]
             peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
@@ -94,20 +83,20 @@ def attend_split(
 
 
 @jit
-def attend_all(
-    q, keys, position, last, scale, g, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr
-):
+def attend_all(q, keys, position, last, scale, g, SIZES: tl.constexpr):
     """Attend to all keys, split by split: peak, total and weighted values, as in `attend_split`.
 
     One loop serves all splits, so that the next tiles are on their way across their borders, too.
     """
+    S: tl.constexpr = SIZES[2]
+    C: tl.constexpr = SIZES[3]
     peak, total, acc = no_keys(q.shape[0], C)
     none, nothing, zeros = no_keys(q.shape[0], C)
     part_peak, part_total, part_acc = none, nothing, zeros
     s = tl.arange(0, S)
     block = block_at(keys, 0, last, S)
     for at in range(0, last + 1, S):
-        k, v = load_keys(keys, block, at, last, g, G, S, C, True)
+        k, v = load_keys(keys, block, at, last, g, SIZES, True)
         block = block_at(keys, at + S, last, S)
         is_border = split_start(split_of(at)) == at
         with_part = add_part(peak, total, acc, part_peak, part_total, part_acc)
@@ -139,18 +128,11 @@ def block_at(keys, key, last, S: tl.constexpr):
 
 
 @jit
-def load_keys(
-    keys,
-    block,
-    start,
-    last,
-    g,
-    G: tl.constexpr,
-    S: tl.constexpr,
-    C: tl.constexpr,
-    IS_MASKED: tl.constexpr,
-):
+def load_keys(keys, block, start, last, g, SIZES: tl.constexpr, IS_MASKED: tl.constexpr):
     """Load keys and values [S, block of C] of a tile; IS_MASKED: 0 after key `last`."""
+    G: tl.constexpr = SIZES[1]
+    S: tl.constexpr = SIZES[2]
+    C: tl.constexpr = SIZES[3]
     k_ptr, v_ptr, _ = keys
     c, s = columns(C), tl.arange(0, S)
     at = (block * G + g) * S * C + s[:, None] * C + c[None, :]

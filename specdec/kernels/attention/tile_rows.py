@@ -23,37 +23,25 @@ def rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM: tl.constexpr):
 
 
 @jit
-def rows_of_tile(
-    first_row,
-    row_end,
-    g,
-    H: tl.constexpr,
-    G: tl.constexpr,
-    GROUP: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
-    """Find a query tile's rows: row of the pass, head, whether it is one [rows]."""
-    i = tl.arange(0, TOKENS * GROUP)
+def rows_of_tile(first_row, row_end, g, SIZES: tl.constexpr, TILE: tl.constexpr):
+    """Find a query tile's rows: row of the pass, head, whether it is one [rows].
+
+    SIZES: H, G, S, C. TILE: GROUP, TOKENS
+    """
+    HEADS: tl.constexpr = SIZES[0] // SIZES[1]
+    GROUP: tl.constexpr = TILE[0]
+    i = tl.arange(0, TILE[1] * GROUP)
     t = first_row + i // GROUP
-    return t, g * (H // G) + i % GROUP, (t < row_end) & (i % GROUP < H // G)
+    return t, g * HEADS + i % GROUP, (t < row_end) & (i % GROUP < HEADS)
 
 
 @jit
-def tile_of(
-    first_row,
-    row_end,
-    g,
-    positions_ptr,
-    H: tl.constexpr,
-    G: tl.constexpr,
-    GROUP: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
+def tile_of(first_row, row_end, g, positions_ptr, SIZES: tl.constexpr, TILE: tl.constexpr):
     """Find a query tile's rows, as `rows_of_tile` does, and their positions, or -1 [rows].
 
     The smallest and the largest position follow; the largest is -1 without rows.
     """
-    t, head, inside = rows_of_tile(first_row, row_end, g, H, G, GROUP, TOKENS)
+    t, head, inside = rows_of_tile(first_row, row_end, g, SIZES, TILE)
     position = tl.load(positions_ptr + t, mask=inside, other=-1, cache_modifier=".cg")
     last = tl.max(position, axis=0)
     first = tl.min(tl.where(inside, position, last), axis=0)

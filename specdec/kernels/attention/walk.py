@@ -139,6 +139,8 @@ def _paged_attention_kernel(
     IN_ONE_LOOP: tl.constexpr,
     LOOKS_FIRST: tl.constexpr,
 ):
+    SIZES: tl.constexpr = (H, G, S, C)
+    TILE: tl.constexpr = (GROUP, TOKENS)
     is_needed = True
     if needed_ptr is not None:
         is_needed = tl.load(needed_ptr, cache_modifier=".cg") != 0
@@ -159,8 +161,8 @@ def _paged_attention_kernel(
             workspace = acc_ptr, stats_ptr, NS
             place = piece, row_start, row_end, g
             how = scale, is_needed, is_beside
-            LAYOUT: tl.constexpr = (IS_SPLIT, GROUP, PATH_ROWS, SHARED)
-            attend_paths(place, q_ptr, workspace, path, how, H, G, S, C, PDL, LAYOUT)
+            CUT: tl.constexpr = (IS_SPLIT, GROUP, PATH_ROWS, SHARED)
+            attend_paths(place, q_ptr, workspace, path, how, SIZES, PDL, CUT)
             return
         program -= num_tails
         query_tile, g = program // G % (B * tiles), program % G
@@ -192,7 +194,7 @@ def _paged_attention_kernel(
     if HAS_PATHS:
         # only splits before the one in which paths begin: all rows see all of their keys. Padding
         # sees them, too, and of a tile of padding the first split is enough.
-        t, head, inside = rows_of_tile(first_row, row_end, g, H, G, GROUP, TOKENS)
+        t, head, inside = rows_of_tile(first_row, row_end, g, SIZES, TILE)
         position, first = None, None
         path_start = tl.load(path_starts_ptr + b, cache_modifier=".cg")
         last = split_start(split_of(path_start // S * S)) - 1
@@ -201,7 +203,7 @@ def _paged_attention_kernel(
         last = tl.where(tl.max(found, axis=0) < path_start, tl.minimum(last, S - 1), last)
     else:
         t, head, inside, position, first, last = tile_of(
-            first_row, row_end, g, positions_ptr, H, G, GROUP, TOKENS
+            first_row, row_end, g, positions_ptr, SIZES, TILE
         )
     if IS_SPLIT:
         is_busy = is_busy & (split_start(turn) <= last)
@@ -218,12 +220,12 @@ def _paged_attention_kernel(
     q = load_queries(q_ptr, t, head, inside, H, C)
     parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
     if IN_ONE_LOOP:
-        peak, total, acc = attend_all(q, keys, position, last, scale, g, G, S, C)
+        peak, total, acc = attend_all(q, keys, position, last, scale, g, SIZES)
     else:
         peak, total, acc = no_keys(TOKENS * GROUP, C)
         while split_start(turn) <= last:
             part_peak, part_total, part_acc = attend_split(
-                q, keys, block, position, first, last, split, scale, g, G, S, C, SKIP
+                q, keys, block, position, first, last, split, scale, g, SIZES, SKIP
             )
             if IS_SPLIT:
                 store_part(parts, split, part_peak, part_total, part_acc, C)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import barrier, gl, gluon_jit, hopper, next_power_of_2, tl
+from specdec.kernels import warp_roles as roles
 from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.splits import split_start
 from specdec.kernels.attention.wide_splits import (
@@ -35,23 +36,7 @@ from specdec.kernels.attention.wide_splits import (
     walk_programs,
 )
 from specdec.kernels.repeated import Repeated
-from specdec.kernels.warp_roles import (
-    ROWS,
-    added,
-    column_beside,
-    descriptor,
-    fill,
-    filled,
-    finished_split,
-    make_barriers,
-    make_ones,
-    make_ring,
-    make_turns,
-    next_scores,
-    no_keys_beside,
-    tile_layout,
-    weights_of,
-)
+from specdec.kernels.warp_roles import ROWS
 
 
 class WideVariant(NamedTuple):
@@ -84,7 +69,7 @@ class WideWalk:
         self._keys = (N * G * S, C), (S, C)
         # of slots and kv heads: what a tile has after a slot's rows or a group's heads is cut off
         results = (B, query_len, G, group, NS * C), (1, tokens // 2, 1, ROWS // tokens, C)
-        acc = descriptor(parts.acc.data_ptr(), torch.float32, *results)
+        acc = roles.descriptor(parts.acc.data_ptr(), torch.float32, *results)
         tensors = parts.stats, blocks, idx, rows.paths.starts, lists
         sizes = sharers.fewer, lists.shape[1], lists.shape[3], query_len, R, M, NS
         self._kernel = Repeated(
@@ -97,23 +82,17 @@ class WideWalk:
 
     def __call__(self, q_THC: Tensor, k: Tensor, v: Tensor) -> None:
         """Leave the partial results of a layer's rows. k, v: [N + 1, G, S, C]."""
-        queries = descriptor(q_THC.data_ptr(), self._dtype, *self._queries)
-        keys, values = (descriptor(each.data_ptr(), self._dtype, *self._keys) for each in (k, v))
+        queries = roles.descriptor(q_THC.data_ptr(), self._dtype, *self._queries)
+        keys, values = (
+            roles.descriptor(each.data_ptr(), self._dtype, *self._keys) for each in (k, v)
+        )
         self._kernel(queries, keys, values)
 
 
 @gluon_jit(
     varying=(
-        "idx_ptr",
-        "path_starts_ptr",
-        "lists_ptr",
-        "fewer",
-        "counts",
-        "width",
-        "query_len",
-        "R",
-        "M",
-        "NS",
+        *("idx_ptr", "path_starts_ptr", "lists_ptr", "fewer", "counts", "width"),
+        *("query_len", "R", "M", "NS"),
     )
 )
 def _wide_walk_kernel(
@@ -141,24 +120,24 @@ def _wide_walk_kernel(
     own = own_work(path_starts_ptr, lists, requests, q_desc.block_type.shape[0], VARIANT)
     _b, _first_row, _g, splits = own
     num_tiles, _is_merged, _listed, _blocks = splits
-    q_ring = make_ring(q_desc, 1)
-    k_ring = make_ring(k_desc, VARIANT.num_stages)
-    v_ring = make_ring(v_desc, VARIANT.num_stages)
-    q_bars = make_barriers(1)
-    k_bars = make_barriers(VARIANT.num_stages)
-    v_bars = make_barriers(VARIANT.num_stages)
-    ones = make_ones(q_desc.dtype, VARIANT.ones, k_desc.block_type.shape[0])
+    q_ring = roles.make_ring(q_desc, 1)
+    k_ring = roles.make_ring(k_desc, VARIANT.num_stages)
+    v_ring = roles.make_ring(v_desc, VARIANT.num_stages)
+    q_bars = roles.make_barriers(1)
+    k_bars = roles.make_barriers(VARIANT.num_stages)
+    v_bars = roles.make_barriers(VARIANT.num_stages)
+    ones = roles.make_ones(q_desc.dtype, VARIANT.ones, k_desc.block_type.shape[0])
     hopper.fence_async_shared()
     if num_tiles == 0:  # looked up while the barriers were made
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
         return
     rings = (q_ring, k_ring, v_ring, ones)
-    turns = make_turns()
+    turns = roles.make_turns()
     for half in gl.static_range(2):
         hopper.mbarrier.arrive(turns.index(half))  # as `_await_turn` wants it: steps begin at -1
     bars = (q_bars, k_bars, v_bars, turns)
-    parts = (acc_desc, stats_ptr, NS, make_ring(acc_desc, 2))
+    parts = (acc_desc, stats_ptr, NS, roles.make_ring(acc_desc, 2))
     gl.warp_specialize(
         [
             (_attend, (own, rings, bars, query_len, parts, scale, VARIANT, 0)),
@@ -195,8 +174,8 @@ def _copy_keys(own, descs, rings, bars, VARIANT: gl.constexpr):
             tile = split_start(split) // S
             end = split_start(split + 1) // S
         block = gl.load(blocks_ptr + tile, cache_modifier=".cg").to(gl.int32)
-        fill(k_desc, [at, 0], k_ring, bars[1], step)
-        fill(v_desc, [at, 0], v_ring, bars[2], step)
+        roles.fill(k_desc, [at, 0], k_ring, bars[1], step)
+        roles.fill(v_desc, [at, 0], v_ring, bars[2], step)
 
 
 @gluon_jit
@@ -205,7 +184,7 @@ def _copy_queries(own, q_desc, q_ring, q_bars, query_len):
     b, first_row, g, _splits = own
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
-    fill(q_desc, [b * query_len + first_row, g, 0, 0], q_ring, q_bars, 0)
+    roles.fill(q_desc, [b * query_len + first_row, g, 0, 0], q_ring, q_bars, 0)
 
 
 @gluon_jit
@@ -253,17 +232,17 @@ def _attend(own, rings, bars, query_len, parts, scale, VARIANT: gl.constexpr, HA
     b, first_row, g, splits = own
     num_tiles, is_merged, listed, _blocks = splits
     own_ptr, split, following = listed
-    place = b, first_row + HALF * (TOKENS // 2), g
+    place = b, first_row + HALF * (TOKENS // 2), g, query_len
     after = tiles_of(split)  # of the split, after the tile whose values are added
-    q = filled(q_ring, bars[0], 0, True).reshape([TOKENS * GROUP, C])
+    q = roles.filled(q_ring, bars[0], 0, True).reshape([TOKENS * GROUP, C])
     q = q.slice(HALF * (TOKENS * GROUP // 2), TOKENS * GROUP // 2)
-    q = q.load(gl.DotOperandLayout(0, tile_layout(S), 2))
-    whole_peak, whole_total, whole_acc = no_keys_beside(q.shape[0], C, C)
-    peak, total, acc = no_keys_beside(q.shape[0], S, C)
+    q = q.load(gl.DotOperandLayout(0, roles.tile_layout(S), 2))
+    whole_peak, whole_total, whole_acc = roles.no_keys_beside(q.shape[0], C, C)
+    peak, total, acc = roles.no_keys_beside(q.shape[0], S, C)
     decay = gl.zeros_like(total)
-    weights = gl.zeros([q.shape[0], S], gl.float32, tile_layout(S))
+    weights = gl.zeros([q.shape[0], S], gl.float32, roles.tile_layout(S))
     is_later = False
-    filled(k_ring, bars[1], 0, True)
+    roles.filled(k_ring, bars[1], 0, True)
     # All in one loop, since other code for the first and the last tile would take longer to fetch
     # than to run. Before the first tile there is one whose weights are 0; `is_later` drops what it
     # adds, even NaN: its place in the ring may hold anything. So may that of the tile after the
@@ -271,24 +250,26 @@ def _attend(own, rings, bars, query_len, parts, scale, VARIANT: gl.constexpr, HA
     for step in range(-1, num_tiles):
         is_there = step >= 0
         is_later = is_later & (step > 0)
-        scores, acc, summed = next_scores(
+        scores, acc, summed = roles.next_scores(
             q, rings, bars, step, weights, acc, is_later, HALF, is_there
         )
         is_later = after > 0
         before = gl.where(is_later, peak, float("-inf"))
-        weights, next_decay, next_peak = weights_of(scores, None, 0, scale, before, False)
-        filled(k_ring, bars[1], step + 2, step + 2 < num_tiles)
-        acc, weights, total = added(rings, bars, step, acc, summed, weights, total, decay, is_there)
+        weights, next_decay, next_peak = roles.weights_of(scores, None, 0, scale, before, False)
+        roles.filled(k_ring, bars[1], step + 2, step + 2 < num_tiles)
+        acc, weights, total = roles.added(
+            rings, bars, step, acc, summed, weights, total, decay, is_there
+        )
         if is_later:
-            acc = acc * column_beside(next_decay, acc)
+            acc = acc * roles.column_beside(next_decay, acc)
             after -= 1
         else:
             whole = whole_peak, whole_total, whole_acc
-            whole_peak, whole_total, whole_acc = finished_split(whole, peak, total, acc)
+            whole_peak, whole_total, whole_acc = roles.finished_split(whole, peak, total, acc)
             if (is_merged == 0) | (step == num_tiles - 1):
                 whole = whole_peak, whole_total, whole_acc
-                _store(parts, split, place, whole, query_len, GROUP, VARIANT, HALF)
-                whole_peak, whole_total, whole_acc = no_keys_beside(q.shape[0], C, C)
+                _store(parts, split, place, whole, GROUP, VARIANT, HALF)
+                whole_peak, whole_total, whole_acc = roles.no_keys_beside(q.shape[0], C, C)
             total = gl.zeros_like(total)
             own_ptr += 1
             split, following = following, split_at(own_ptr + 1)
@@ -299,18 +280,11 @@ def _attend(own, rings, bars, query_len, parts, scale, VARIANT: gl.constexpr, HA
 
 @gluon_jit
 def _store(
-    parts,
-    split,
-    place,
-    part,
-    query_len,
-    GROUP: gl.constexpr,
-    VARIANT: gl.constexpr,
-    HALF: gl.constexpr,
+    parts, split, place, part, GROUP: gl.constexpr, VARIANT: gl.constexpr, HALF: gl.constexpr
 ):
     """Leave the partial result of each row, as `store_part` in parts.py."""
     acc_desc, stats_ptr, NS, results = parts
-    b, first_row, g = place
+    b, first_row, g, query_len = place
     peak, total, acc = part
     C: gl.constexpr = acc.shape[1]
     result = results.index(HALF)

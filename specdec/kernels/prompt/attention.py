@@ -25,30 +25,12 @@ from specdec.kernels import (
     num_multiprocessors,
     tl,
 )
+from specdec.kernels import warp_roles as roles
 from specdec.kernels.attention.query_rows import QueryRows
 from specdec.kernels.attention.splits import split_of, split_start
 from specdec.kernels.prompt.items import bounds_of, count_uneven, item_of, num_own
 from specdec.kernels.repeated import Repeated
-from specdec.kernels.warp_roles import (
-    ROWS,
-    added,
-    column_beside,
-    descriptor,
-    fill,
-    filled,
-    finished_split,
-    first_scores,
-    make_barriers,
-    make_ones,
-    make_ring,
-    make_turns,
-    next_scores,
-    no_keys_beside,
-    release,
-    tile_layout,
-    weights_of,
-    with_last,
-)
+from specdec.kernels.warp_roles import ROWS
 
 MAX_GROUP = 16  # query heads of a kv head: a query tile has 8 tokens or more
 
@@ -106,23 +88,15 @@ class PromptAttention:
     def __call__(self, out_THC: Tensor, q_THC: Tensor, k: Tensor, v: Tensor) -> None:
         """Overwrite the rows of out_THC that belong to a batch slot. k, v: [N + 1, G, S, C]."""
         dtype = self._dtype
-        queries = descriptor(q_THC.data_ptr(), dtype, *self._queries)
-        keys, values = (descriptor(each.data_ptr(), dtype, *self._keys) for each in (k, v))
+        queries = roles.descriptor(q_THC.data_ptr(), dtype, *self._queries)
+        keys, values = (roles.descriptor(each.data_ptr(), dtype, *self._keys) for each in (k, v))
         self._kernel(out_THC, queries, keys, values)
 
 
 @gluon_jit(
     varying=(
-        "idx_ptr",
-        "positions_ptr",
-        "starts_ptr",
-        "num_items",
-        "num_uneven",
-        "num_slots",
-        "query_len",
-        "R",
-        "M",
-        "is_beside",
+        *("idx_ptr", "positions_ptr", "starts_ptr", "num_items", "num_uneven"),
+        *("num_slots", "query_len", "R", "M", "is_beside"),
     )
 )
 def _prompt_attention_kernel(
@@ -147,16 +121,16 @@ def _prompt_attention_kernel(
     if is_beside == 0:
         tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
-    q_ring = make_ring(q_desc, VARIANT.num_queries)
-    k_ring = make_ring(k_desc, VARIANT.num_stages)
-    v_ring = make_ring(v_desc, VARIANT.num_stages)
-    q_bars = make_barriers(VARIANT.num_queries)
-    k_bars = make_barriers(VARIANT.num_stages)
-    v_bars = make_barriers(VARIANT.num_stages)
-    ones = make_ones(q_desc.dtype, VARIANT.ones, k_desc.block_type.shape[0])
+    q_ring = roles.make_ring(q_desc, VARIANT.num_queries)
+    k_ring = roles.make_ring(k_desc, VARIANT.num_stages)
+    v_ring = roles.make_ring(v_desc, VARIANT.num_stages)
+    q_bars = roles.make_barriers(VARIANT.num_queries)
+    k_bars = roles.make_barriers(VARIANT.num_stages)
+    v_bars = roles.make_barriers(VARIANT.num_stages)
+    ones = roles.make_ones(q_desc.dtype, VARIANT.ones, k_desc.block_type.shape[0])
     hopper.fence_async_shared()
     rings = (q_ring, k_ring, v_ring, ones)
-    bars = (q_bars, k_bars, v_bars, make_turns())
+    bars = (q_bars, k_bars, v_bars, roles.make_turns())
     rows = (idx_ptr, positions_ptr, starts_ptr, (num_items, num_uneven), num_slots, query_len)
     gl.warp_specialize(
         [
@@ -191,12 +165,12 @@ def _copy(descs, rings, bars, rows, table, VARIANT: gl.constexpr):
             block = gl.load(blocks_ptr).to(gl.int32)
             _first, last = bounds_of(rows, first_row, end, TOKENS)
             num_tiles = last // S + 1
-            fill(q_desc, [first_row, g, 0, 0], q_ring, bars[0], num_done)
+            roles.fill(q_desc, [first_row, g, 0, 0], q_ring, bars[0], num_done)
             for j in range(num_tiles):
                 at = (block * VARIANT.kv_heads + g) * S
                 block = gl.load(blocks_ptr + gl.minimum(j + 1, num_tiles - 1)).to(gl.int32)
-                fill(k_desc, [at, 0], k_ring, bars[1], step)
-                fill(v_desc, [at, 0], v_ring, bars[2], step)
+                roles.fill(k_desc, [at, 0], k_ring, bars[1], step)
+                roles.fill(v_desc, [at, 0], v_ring, bars[2], step)
                 step += 1
             num_done += 1
 
@@ -215,9 +189,9 @@ def _attend(out_ptr, rings, bars, rows, scale, VARIANT: gl.constexpr, HALF: gl.c
         _b, g, first_row, end = item_of(i, rows, TOKENS, VARIANT)
         if first_row < end:
             first, last = bounds_of(rows, first_row, end, TOKENS)
-            q = filled(q_ring, bars[0], num_done, True).reshape([TOKENS * GROUP, C])
+            q = roles.filled(q_ring, bars[0], num_done, True).reshape([TOKENS * GROUP, C])
             q = q.slice(HALF * (TOKENS * GROUP // 2), TOKENS * GROUP // 2)
-            SCORES: gl.constexpr = tile_layout(S)
+            SCORES: gl.constexpr = roles.tile_layout(S)
             left = q.load(gl.DotOperandLayout(0, SCORES, 2))
             row = gl.arange(0, q.shape[0], gl.SliceLayout(1, SCORES)) + HALF * q.shape[0]
             t = first_row + row // GROUP
@@ -235,7 +209,7 @@ def _attend(out_ptr, rings, bars, rows, scale, VARIANT: gl.constexpr, HALF: gl.c
             at = (t * VARIANT.heads + head)[:, None] * C + c[None, :]
             gl.store(out_ptr + at, q.load(BLOCKED), mask=inside[:, None])
             hopper.fence_async_shared()
-            release(q_ring, bars[0], num_done)
+            roles.release(q_ring, bars[0], num_done)
             num_done += 1
 
 
@@ -248,61 +222,55 @@ def _attended(q, rings, bars, position, first, last, scale, step, HALF: gl.const
     ROWS: gl.constexpr = q.shape[0]
     num_tiles = last // S + 1
     whole = gl.minimum((first + 1) // S, num_tiles)
-    peak, total, acc = no_keys_beside(ROWS, C, C)
-    part_peak, part_total, part_acc = no_keys_beside(ROWS, S, C)
-    scores = first_scores(q, rings, bars, step)
-    weights, decay, part_peak = weights_of(scores, position, 0, scale, part_peak, True)
-    filled(k_ring, bars[1], step + 1, num_tiles > 1)
+    peak, total, acc = roles.no_keys_beside(ROWS, C, C)
+    part_peak, part_total, part_acc = roles.no_keys_beside(ROWS, S, C)
+    scores = roles.first_scores(q, rings, bars, step)
+    weights, decay, part_peak = roles.weights_of(scores, position, 0, scale, part_peak, True)
+    roles.filled(k_ring, bars[1], step + 1, num_tiles > 1)
     is_later = False
     border = split_start(1)  # of the next split
     state = (peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later, border)
+    given = (q, rings, bars, position, scale)
     for j in range(1, whole):
-        state = _next_tile(q, rings, bars, position, j, num_tiles, scale, step, state, HALF, False)
+        state = _next_tile(given, j, num_tiles, step, state, HALF, False)
         step += 1
     for j in range(gl.maximum(whole, 1), num_tiles):
-        state = _next_tile(q, rings, bars, position, j, num_tiles, scale, step, state, HALF, True)
+        state = _next_tile(given, j, num_tiles, step, state, HALF, True)
         step += 1
     peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later, _border = state
-    v = filled(v_ring, bars[2], step, True)
+    v = roles.filled(v_ring, bars[2], step, True)
     if (last + 1) % S > 0:
         _clear_tail(v, (last + 1) % S)
-    part_acc, part_total = with_last(
+    part_acc, part_total = roles.with_last(
         v, rings, bars, step, weights, part_acc, part_total, decay, is_later, HALF
     )
-    peak, total, acc = finished_split((peak, total, acc), part_peak, part_total, part_acc)
+    peak, total, acc = roles.finished_split((peak, total, acc), part_peak, part_total, part_acc)
     return acc / total[:, None], step + 1
 
 
 @gluon_jit
-def _next_tile(
-    q,
-    rings,
-    bars,
-    position,
-    j,
-    num_tiles,
-    scale,
-    step,
-    state,
-    HALF: gl.constexpr,
-    IS_MASKED: gl.constexpr,
-):
+def _next_tile(given, j, num_tiles, step, state, HALF: gl.constexpr, IS_MASKED: gl.constexpr):
     """Make scores and powers of tile j while values of the tile before, at `step`, are added."""
+    q, rings, bars, position, scale = given
     S: gl.constexpr = rings[1].shape[1]
     peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later, border = state
-    scores, part_acc, summed = next_scores(q, rings, bars, step, weights, part_acc, is_later, HALF)
+    scores, part_acc, summed = roles.next_scores(
+        q, rings, bars, step, weights, part_acc, is_later, HALF
+    )
     is_later = j * S < border
     before = gl.where(is_later, part_peak, float("-inf"))
-    weights, next_decay, next_peak = weights_of(scores, position, j * S, scale, before, IS_MASKED)
+    weights, next_decay, next_peak = roles.weights_of(
+        scores, position, j * S, scale, before, IS_MASKED
+    )
     # with the powers, so that LLVM takes them before this wait; ptxas still takes them after it
-    filled(rings[1], bars[1], step + 2, j + 1 < num_tiles)
-    part_acc, weights, part_total = added(
+    roles.filled(rings[1], bars[1], step + 2, j + 1 < num_tiles)
+    part_acc, weights, part_total = roles.added(
         rings, bars, step, part_acc, summed, weights, part_total, decay
     )
     if is_later:
-        part_acc = part_acc * column_beside(next_decay, part_acc)
+        part_acc = part_acc * roles.column_beside(next_decay, part_acc)
     else:
-        peak, total, acc = finished_split((peak, total, acc), part_peak, part_total, part_acc)
+        peak, total, acc = roles.finished_split((peak, total, acc), part_peak, part_total, part_acc)
         part_total = gl.zeros_like(part_total)
         border = split_start(split_of(j * S) + 1)
     return peak, total, acc, next_peak, part_total, part_acc, weights, next_decay, is_later, border

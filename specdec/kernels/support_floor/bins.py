@@ -9,15 +9,7 @@ are all equal, as in a flat tail, gives one key with a count.
 
 from specdec.kernels import jit, tl
 from specdec.kernels.overlap import begin
-from specdec.kernels.support_floor.units import (
-    bin_at,
-    edge_of,
-    has_limit,
-    key_of,
-    load_values,
-    mass_of,
-    row_top,
-)
+from specdec.kernels.support_floor import units
 
 
 @jit(varying=("temperature_ptr", "log_min_p_ptr", "top_k_ptr", "top_p_ptr"))
@@ -42,9 +34,9 @@ def top_kernel(
     tile = tl.program_id(0)
     t = tl.program_id(1)
     temperature = tl.load(temperature_ptr + t)
-    if has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
+    if units.has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
         row_ptr = logits_ptr + t.to(tl.int64) * stride_logits
-        x = load_values(row_ptr, tile * BLOCK, V, temperature, BLOCK)
+        x = units.load_values(row_ptr, tile * BLOCK, V, temperature, BLOCK)
         tl.store(tops_ptr + t * tiles + tile, tl.max(x, axis=0))
         if tile == 0:
             tl.store(
@@ -77,15 +69,17 @@ def count_kernel(
     tile = tl.program_id(0)
     t = tl.program_id(1)
     temperature = tl.load(temperature_ptr + t)
-    if has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
-        top = row_top(tops_ptr + t * tiles, tiles, TILES)
+    if units.has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
+        top = units.row_top(tops_ptr + t * tiles, tiles, TILES)
         # what is further away lies in the last bin, which is not counted
         if tl.load(tops_ptr + t * tiles + tile) > top - 32.0:
             row_ptr = logits_ptr + t.to(tl.int64) * stride_logits
-            x = load_values(row_ptr, tile * BLOCK, V, temperature, BLOCK)
+            x = units.load_values(row_ptr, tile * BLOCK, V, temperature, BLOCK)
             if tl.load(top_p_ptr + t) < 1.0:
-                tl.atomic_add(masses_ptr + t * 2, tl.sum(mass_of(x, top), axis=0), sem="relaxed")
-            counts = tl.histogram(bin_at(top - x, NUM_BINS), NUM_BINS)
+                tl.atomic_add(
+                    masses_ptr + t * 2, tl.sum(units.mass_of(x, top), axis=0), sem="relaxed"
+                )
+            counts = tl.histogram(units.bin_at(top - x, NUM_BINS), NUM_BINS)
             i = tl.arange(0, NUM_BINS)
             is_counted = (counts > 0) & (i < NUM_BINS - 1)
             tl.atomic_add(bins_ptr + t * NUM_BINS + i, counts, mask=is_counted, sem="relaxed")
@@ -116,8 +110,8 @@ def gather_kernel(
     tile = tl.program_id(0)
     t = tl.program_id(1)
     temperature = tl.load(temperature_ptr + t)
-    if has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
-        top = row_top(tops_ptr + t * tiles, tiles, TILES)
+    if units.has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
+        top = units.row_top(tops_ptr + t * tiles, tiles, TILES)
         tile_top = tl.load(tops_ptr + t * tiles + tile)
         # the first tile says where to search, even if it holds no token
         if (top > float("-inf")) & ((tile == 0) | (tile_top > top - 32.0)):
@@ -130,17 +124,19 @@ def gather_kernel(
             if tile == 0:
                 tl.store(places_ptr + t * 3 + 1, first)
                 tl.store(places_ptr + t * 3 + 2, last)
-            nearest = bin_at(top - tile_top, NUM_BINS)
+            nearest = units.bin_at(top - tile_top, NUM_BINS)
             if nearest <= last:
                 row_ptr = logits_ptr + t.to(tl.int64) * stride_logits
-                x = load_values(row_ptr, tile * BLOCK, V, temperature, BLOCK)
-                bin = bin_at(top - x, NUM_BINS)
+                x = units.load_values(row_ptr, tile * BLOCK, V, temperature, BLOCK)
+                bin = units.bin_at(top - x, NUM_BINS)
                 if (nearest < first) & (top_p < 1.0):
-                    before = tl.sum(tl.where(bin < first, mass_of(x, top), 0), axis=0)
+                    before = tl.sum(tl.where(bin < first, units.mass_of(x, top), 0), axis=0)
                     tl.atomic_add(masses_ptr + t * 2 + 1, before, sem="relaxed")
                 is_in = (bin >= first) & (bin <= last) & (x > float("-inf"))
                 row_keys_ptr = keys_ptr + t.to(tl.int64) * 2 * num_keys
-                _store_keys(row_keys_ptr, places_ptr + t * 3, key_of(x), is_in, num_keys, BLOCK)
+                _store_keys(
+                    row_keys_ptr, places_ptr + t * 3, units.key_of(x), is_in, num_keys, BLOCK
+                )
 
 
 @jit
@@ -153,13 +149,13 @@ def _bins_of_floor(bins_ptr, mass, log_min_p, top_k, top_p, NUM_BINS: tl.constex
     if top_k > 0:
         cut = tl.minimum(cut, tl.sum((tl.cumsum(counts, axis=0) < top_k).to(tl.int32), axis=0))
     if log_min_p > float("-inf"):
-        cut = tl.minimum(cut, bin_at(-log_min_p, NUM_BINS) + 1)
+        cut = tl.minimum(cut, units.bin_at(-log_min_p, NUM_BINS) + 1)
     first = cut
     last = cut
     if top_p < 1.0:
         # the mass up to each bin lies between these; bounds have some room for rounding
-        most = tl.cumsum(counts.to(tl.float32) * tl.exp(-edge_of(i)), axis=0) * 1.001
-        least = tl.cumsum(counts.to(tl.float32) * tl.exp(-edge_of(i + 1)), axis=0) * 0.999
+        most = tl.cumsum(counts.to(tl.float32) * tl.exp(-units.edge_of(i)), axis=0) * 1.001
+        least = tl.cumsum(counts.to(tl.float32) * tl.exp(-units.edge_of(i + 1)), axis=0) * 0.999
         total = mass.to(tl.float32) * 9.094947017729282e-13
         if (top_k > 0) | (log_min_p > float("-inf")):
             # of what they keep: at least all before the bin where they end

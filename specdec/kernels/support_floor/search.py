@@ -11,16 +11,7 @@ whole row, its columns or keys, the row, its temperature, the gathered keys, the
 
 from specdec.kernels import jit, tl
 from specdec.kernels.overlap import begin
-from specdec.kernels.support_floor.units import (
-    edge_of,
-    has_limit,
-    key_of,
-    least_key,
-    load_values,
-    mass_of,
-    row_top,
-    value_of,
-)
+from specdec.kernels.support_floor import units
 
 
 @jit(varying=("temperature_ptr", "log_min_p_ptr", "top_k_ptr", "top_p_ptr"))
@@ -50,8 +41,8 @@ def search_kernel(
     t = tl.program_id(0)
     temperature = tl.load(temperature_ptr + t)
     floor = float("-inf")
-    if has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
-        top = row_top(tops_ptr + t * tiles, tiles, TILES)
+    if units.has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
+        top = units.row_top(tops_ptr + t * tiles, tiles, TILES)
         if top > float("-inf"):
             num = tl.load(places_ptr + t * 3)
             first = tl.load(places_ptr + t * 3 + 1)
@@ -67,9 +58,9 @@ def search_kernel(
             size = tl.where(is_whole, V, num)
             source = (is_whole, size, row_ptr, temperature, keys_ptr, num_keys)
             low, high = _bounds(is_whole, first, last, top, NUM_BINS)
-            lowest = least_key()
+            lowest = units.least_key()
             if log_min_p > float("-inf"):
-                lowest = key_of(top + log_min_p).to(tl.int64)
+                lowest = units.key_of(top + log_min_p).to(tl.int64)
             if top_k > 0:
                 # tokens in the bins before the first one that was gathered
                 i = tl.arange(0, NUM_BINS)
@@ -90,22 +81,22 @@ def search_kernel(
                 if is_outside & (is_whole == 0):
                     row = (is_outside, V, row_ptr, temperature, keys_ptr, num_keys)
                     nothing = tl.full((), 0, tl.int64)
-                    high = key_of(top).to(tl.int64)
+                    high = units.key_of(top).to(tl.int64)
                     key = _key_of_mass(row, lowest, high, limit, nothing, top, PIVOTS, BLOCK)
                 lowest = tl.maximum(lowest, key)
-            floor = value_of(lowest.to(tl.int32))
+            floor = units.value_of(lowest.to(tl.int32))
     tl.store(floor_ptr + t, floor)
 
 
 @jit
 def _bounds(is_whole, first, last, top, NUM_BINS: tl.constexpr):
     """Find a key below and one above all that are searched."""
-    low, high = least_key(), key_of(top).to(tl.int64)
+    low, high = units.least_key(), units.key_of(top).to(tl.int64)
     if is_whole == 0:
         # bins are rounded, so their edges leave some room
-        high = tl.minimum(high, key_of(top - edge_of(first) + 0.0625).to(tl.int64))
+        high = tl.minimum(high, units.key_of(top - units.edge_of(first) + 0.0625).to(tl.int64))
         if last < NUM_BINS - 1:
-            low = key_of(top - edge_of(last + 1) - 0.0625).to(tl.int64)
+            low = units.key_of(top - units.edge_of(last + 1) - 0.0625).to(tl.int64)
     return low, high
 
 
@@ -159,7 +150,7 @@ def _masses_from(source, pivots, top, PIVOTS: tl.constexpr, BLOCK: tl.constexpr)
     masses = tl.zeros((PIVOTS,), tl.int64)
     for start in range(0, source[1], BLOCK):
         key, count = _load_keys(source, start, BLOCK)
-        mass = mass_of(value_of(key), top) * count
+        mass = units.mass_of(units.value_of(key), top) * count
         masses += tl.sum(tl.where(key[None, :] >= pivots[:, None], mass[None, :], 0), axis=1)
     return masses
 
@@ -170,7 +161,7 @@ def _load_keys(source, start, BLOCK: tl.constexpr):
     is_whole, n, row_ptr, temperature, keys_ptr, num_keys = source
     i = start + tl.arange(0, BLOCK)
     if is_whole:
-        key = key_of(load_values(row_ptr, start, n, temperature, BLOCK))
+        key = units.key_of(units.load_values(row_ptr, start, n, temperature, BLOCK))
         count = (i < n).to(tl.int32)
     else:
         key = tl.load(keys_ptr + i, mask=i < n, other=-2147483648)

@@ -12,17 +12,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from specdec.bench import cold as colds
 from specdec.bench import loop as loops
-from specdec.bench import noise as noises
 from specdec.bench import serving, suites
-from specdec.bench.bench import Bench, BenchOptions
+from specdec.bench.bench import Bench
 from specdec.bench.charts import caption, draw_charts, latest
+from specdec.bench.options import BenchOptions
 from specdec.bench.pair import Bytes, EngineSpec, Pair, bytes_of, joined, load_pair
 from specdec.bench.report import percentile, table, tables
 from specdec.bench.requests import draw_jobs
 from specdec.bench.serving import Outputs
 from specdec.bench.timing import Spread, steady, time_phases, wrapped
-from specdec.bench.trees import NEVER
 from specdec.cli import main
 from specdec.cli.bench_choices import SUITES
 from specdec.kernels.compilations import Compilations
@@ -30,6 +30,7 @@ from specdec.rounds.results import HostWaits, PendingResult
 from specdec.scheduling.prompts import PromptRows
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import TreeShape
+from specdec.start.measure_costs import NEVER
 from specdec.start.speculation import Drafting
 from specdec.step import PHASES
 
@@ -55,7 +56,6 @@ def bench(pair):
         max_model_len=512,
         repeats=1,
         num_rounds=2,
-        rounds_of_memory=10,
     )
     yield Bench(pair, 1e12, options)
     pair.drop()
@@ -112,10 +112,10 @@ def test_trees_are_compared_with_chains_and_plain_decoding(bench, monkeypatch):
         return served
 
     shape = TreeShape(num_levels=3, top_k=3, num_nodes=5)
-    monkeypatch.setattr("specdec.bench.trees.SHAPES", (shape,))
+    monkeypatch.setattr("specdec.bench.suites.SHAPES", (shape,))
     monkeypatch.setattr("specdec.bench.bench.SEEDS", (0, 5))
-    monkeypatch.setattr("specdec.bench.trees.TEMPERATURES", (0.0, 1.0))
-    monkeypatch.setattr("specdec.bench.trees.THRESHOLDS", (NEVER, 0.999))
+    monkeypatch.setattr("specdec.bench.suites.TEMPERATURES", (0.0, 1.0))
+    monkeypatch.setattr("specdec.bench.suites.THRESHOLDS", (NEVER, 0.999))
     monkeypatch.setattr("specdec.bench.bench.serve", serve_wrong_drawn_trees)
     bench.options = replace(bench.options, batches=(2,), max_tokens=5, repeats=1, num_prompts=2)
     rows = list(suites.trees(bench))
@@ -213,6 +213,7 @@ def test_every_other_suite_runs(bench):
 def test_cold_has_starts_then_captures_then_memory(bench, monkeypatch):
     monkeypatch.setattr(suites, "starts", lambda _: [{"start": 2}])
     monkeypatch.setattr(suites, "capture", lambda _: [{"chunks": "breakable"}])
+    monkeypatch.setattr(colds, "ROUNDS_OF_MEMORY", 10)
     rows = list(suites.cold(bench))
     assert rows[:2] == [{"start": 2}, {"chunks": "breakable"}]
     assert [row["when"] for row in rows[2:]][-1] == "after clear_graphs"
@@ -341,8 +342,9 @@ def test_a_batch_measured_twice_is_one_point():
     assert [row["per_user"] for row in latest(rows)] == [5, 50, 3]
 
 
-def test_memory_is_read_along_the_way(bench):
-    bench.options = replace(bench.options, batches=(8,), rounds_of_memory=28)
+def test_memory_is_read_along_the_way(bench, monkeypatch):
+    monkeypatch.setattr(colds, "ROUNDS_OF_MEMORY", 28)
+    bench.options = replace(bench.options, batches=(8,))
     rows = list(suites.memory(bench))
 
     rounds = [int(row["when"].split()[1]) for row in rows[:-1]]
@@ -541,21 +543,22 @@ def test_a_ramp_rises_and_falls_and_runs_every_request_to_its_end(pair, monkeypa
 def test_noise_is_beside_plain_decoding_and_the_draft_is_itself_again(pair, monkeypatch):
     for name, value in (("GENERATIONS", 3), ("LEAST_REQUESTS", 2), ("PROMPT_LENGTHS", (4, 9))):
         monkeypatch.setattr(loops, name, value)
-    monkeypatch.setattr(noises, "STEPS_WITHOUT", 3)
-    monkeypatch.setattr(noises, "STEPS_WITH_NOISE", 2)
+    monkeypatch.setattr(loops, "STEPS_WITHOUT", 3)
+    monkeypatch.setattr(loops, "STEPS_WITH_NOISE", 2)
     monkeypatch.setattr(Bench, "auto", lambda *_: Drafting(2))
     options = BenchOptions(ks=(2,), batches=(2,), max_tokens=8, max_model_len=64)
     bench = Bench(pair, 1e12, options)
     windows, num_steps = [], []
+    real = loops.run_loop
 
     def run_loop(engine, jobs, batch, most_steps):
         num_steps.append(most_steps)
-        windows.append(loops.run_loop(engine, jobs, batch, most_steps))
+        windows.append(real(engine, jobs, batch, most_steps))
         return windows[-1]
 
-    monkeypatch.setattr(noises, "run_loop", run_loop)
+    monkeypatch.setattr(loops, "run_loop", run_loop)
     before = {name: x.clone() for name, x in pair.eagle.tensors.items()}
-    [row] = noises.noise(bench)
+    [row] = loops.noise(bench)
 
     assert row["noise_over_plain"] == row["with_noise"] / row["plain"]
     assert 0 < row["again_over_best"] <= 1

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from specdec.bench import exactness as suite
-from specdec.bench.bench import Bench, BenchOptions
-from specdec.bench.exactness import OF_ROUNDS, SHIPPED, of_chunks, of_rounds, priced, timings
-from specdec.bench.exchanges import Job
+from specdec.bench.bench import Bench
+from specdec.bench.exactness import OF_ROUNDS, SHIPPED, Job, of_chunks, of_rounds, priced, timings
+from specdec.bench.options import BenchOptions
 from specdec.bench.pair import Pair, load_pair
 from specdec.bench.yardsticks import yardsticks
 from specdec.kernels.attention.launch import paged_attention
@@ -43,7 +43,7 @@ def two_yardsticks(monkeypatch):
         raise RuntimeError("No available kernel.\nAborting.")
 
     found = {"math": noted, "unable": unable}
-    monkeypatch.setattr("specdec.bench.exchanges.yardsticks", lambda _: found)
+    monkeypatch.setattr("specdec.bench.exactness.yardsticks", lambda _: found)
     monkeypatch.setattr(suite, "yardsticks", lambda _: found)
     return shapes
 

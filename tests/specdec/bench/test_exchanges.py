@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from specdec import kernels
-from specdec.bench.exactness import chunk_ms
-from specdec.bench.exchanges import Job, backend_of, cublas_tile_maxima, silu_mul
+from specdec.bench.exactness import Job, backend_of, chunk_ms, cublas_tile_maxima, silu_mul
 from specdec.bench.pair import EngineSpec, load_pair
 from specdec.bench.timing import steady
 from specdec.kernels import HAS_TRITON, best_token, gate_up, linear
@@ -61,7 +60,7 @@ def noted(monkeypatch):
 
     found = Noted()
     monkeypatch.setattr("specdec.models.attention.paged_attention", shipped)
-    monkeypatch.setattr("specdec.bench.exchanges.yardsticks", lambda _: {"noted": found})
+    monkeypatch.setattr("specdec.bench.exactness.yardsticks", lambda _: {"noted": found})
     return found
 
 
@@ -161,12 +160,12 @@ def test_exchanged_products_run_no_shipped_kernel(monkeypatch):
     for module in (kernels, linear):
         monkeypatch.setattr(module, "use_triton", lambda *_: True)
     monkeypatch.setattr(
-        "specdec.bench.exchanges.F.linear", lambda *given: seen.append("linear") or real(*given)
+        "specdec.bench.exactness.F.linear", lambda *given: seen.append("linear") or real(*given)
     )
     monkeypatch.setattr(
         torch, "mm", lambda a, b, out_dtype: seen.append("mm") or (a @ b).to(out_dtype)
     )
-    monkeypatch.setattr("specdec.bench.exchanges.silu_mul", lambda x: x)
+    monkeypatch.setattr("specdec.bench.exactness.silu_mul", lambda x: x)
     x, weight = torch.randn(3, 16), torch.randn(512, 16)
     with exchanged(("layers", "heads"), JOB):
         torch.testing.assert_close(linear.linear(x, weight), x @ weight.t())

@@ -9,23 +9,15 @@ import httpx2
 import pytest
 
 from specdec.bench.charts import draw_charts
-from specdec.bench.http_client import Api, Timing, listed_models, num_tokens, timed
-from specdec.bench.http_load import LoadOptions, arrivals, figures
+from specdec.bench.http_load import Api, Timing, arrivals, figures, listed_models, num_tokens, timed
+from specdec.bench.options import LoadOptions
 
 API = Api(url="http://x", model="m", is_chat=False, api_key="k", fields={"temperature": 0})
 ROOM = 1 << 20  # tokens
 
 
 def plan_of(rate, count, seed, tokens_per_word=2.0, room=ROOM, most_answer=None):
-    options = LoadOptions(
-        api=API,
-        rates=[rate],
-        num_requests=count,
-        most_answer=most_answer,
-        goodput={},
-        seed=seed,
-        timeout=1.0,
-    )
+    options = LoadOptions(url="http://x", num_requests=count, max_tokens=most_answer, seed=seed)
     return list(arrivals(options, rate, tokens_per_word, room))
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from specdec.cli.before_torch import WIDE_SHAPES
+from specdec.cli.choices import WIDE_SHAPES
 from tests.specdec.cli.test_mistakes import MISTAKES, ROOT, make_place
 from weights.widen import SHAPES
 
@@ -21,17 +21,17 @@ SERVE = [
     ("serve ./nowhere", "target ./nowhere: no such directory"),
     ("serve demo --draft ./nowhere", "draft ./nowhere: no such directory"),
     ("serve demo --host nowhere.invalid --port 0", "--host nowhere.invalid and --port 0: "),
-    ("serve demo --log-format xml", "--log-format xml: allowed are text, json"),
+    ("serve demo --log-format xml", "--log-format 'xml': allowed are text, json"),
     ("serve demo --max-num-seqs 0", "--max-num-seqs 0: give an integer from 1 to 4096"),
     ("batch {}/text {}/out ./nowhere", "target ./nowhere: no such directory"),
     ("batch {}/text {}/out demo --num-engines 2", "--num-engines 2 without a cluster"),
     ("load demo --dtype int8", "--dtype 'int8': allowed are auto, float32"),
     ("load demo --device gpu", "--device 'gpu': give auto, cpu, cuda or cuda:N"),
-    ("inspect ./nowhere", "target ./nowhere: no such directory"),
+    ("inspect ./nowhere", "checkpoint ./nowhere: no such directory"),
     ("inspect demo/eagle3 --target ./nowhere", "target ./nowhere: no such directory"),
     ("tune ./nowhere", "target ./nowhere: no such directory"),
     ("tune demo --dtype int8", "--dtype 'int8': allowed are auto, float32"),
-    ("widen ./out --dtype int8", "--dtype int8: allowed are bfloat16, float32"),
+    ("widen ./out --dtype int8", "--dtype 'int8': allowed are bfloat16, float32"),
     ("bench ./nowhere", "target ./nowhere: no such directory"),
     ("chat ./nowhere", "target ./nowhere: no such directory"),
     ("verify demo ./nowhere", "draft ./nowhere: no such directory"),

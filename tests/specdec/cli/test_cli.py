@@ -305,7 +305,7 @@ def test_standard_input_may_be_closed(run, monkeypatch, args, message):
         (("chat", "demo", "-k", "3"), "give --draft too"),
         (("chat", "demo", "--temperature", "-1"), "--temperature -1"),
         (("inspect", "./nowhere"), "no such directory"),
-        (("verify", "demo", "demo", "-k", "0"), "cannot be checked"),
+        (("verify", "demo", "demo", "-k", "0"), "-tokens 0: give an integer from 1 to"),
     ],
 )
 def test_errors_are_one_message_and_exit_code_2(run, args, message):

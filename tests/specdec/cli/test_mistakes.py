@@ -57,7 +57,7 @@ MISTAKES = [
     ("load demo demo/x", "allowed: demo, demo/eagle3, demo/eagle1"),
     ("convert {}/none", "'{}/none' does not exist (see specdec convert --help)"),
     ("convert {}", "needs pytorch_model.bin or"),
-    ("widen {}/out --shape huge", "--shape huge: allowed are llama-8b, tiny"),
+    ("widen {}/out --shape huge", "--shape 'huge': allowed are llama-8b, tiny"),
     ("widen {}/out --source {}", "--source {}: no target/config.json in it; give demo"),
     # the draft
     (
@@ -68,7 +68,7 @@ MISTAKES = [
         "generate demo x --draft demo -k -1",
         "--num-speculative-tokens -1: give an integer from 0",
     ),
-    ("verify demo demo -k 99", "--num-speculative-tokens 99: give an integer from 0"),
+    ("verify demo demo -k 99", "--num-speculative-tokens 99: give an integer from 1"),
     ("generate demo x --draft demo -k lots", "--num-speculative-tokens lots: give an integer, or"),
     ("generate demo x -k auto", "--num-speculative-tokens auto without a draft: give --draft too"),
     (

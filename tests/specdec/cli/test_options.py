@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 
 import specdec.cli.bench as cli_bench
-from specdec.bench.bench import BenchOptions
+from specdec.bench.options import BenchOptions
 from specdec.cli import app
 from specdec.cli.command import parameter_name, taken_by
 from specdec.config import EngineConfig
@@ -192,4 +192,4 @@ def test_bench_passes_on_what_it_is_given(run, monkeypatch):
     assert (given.command, given.eagle, given.json) == (f"specdec {words}", "demo", Path("j"))
     chosen = {"ks": [2, 3], "thresholds": [0.2], "batches": [4]}
     tree = TreeShape(num_levels=6, top_k=4, num_nodes=7)
-    assert cli_bench.suite_options(given) == BenchOptions(**chosen, trees=[tree])
+    assert given.measured == BenchOptions(**chosen, trees=[tree])

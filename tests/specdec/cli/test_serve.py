@@ -53,7 +53,7 @@ def test_a_port_in_use_is_one_line(run):
         ("--host nowhere.invalid --port 0", "--host nowhere.invalid and --port 0: "),
         ("--draft demo --acceptance fast", "--acceptance 'fast': allowed are exact, rejection"),
         ("-k 3", "--num-speculative-tokens 3 without a draft: give --draft too"),
-        ("--log-format xml", "--log-format xml: allowed are text, json"),
+        ("--log-format xml", "--log-format 'xml': allowed are text, json"),
         ("--tool-call-parser xml", "--tool-call-parser xml: allowed are auto, hermes, llama3_json"),
         ("--reasoning-parser x", "--reasoning-parser x: allowed are auto, think, deepseek_r1"),
         ("--generation-config no", "--generation-config no: allowed are auto, none"),

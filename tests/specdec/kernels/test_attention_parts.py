@@ -41,7 +41,9 @@ def _sum_kernel(
     else:
         column = tl.program_id(0) * COLUMNS
         c = columns_of_lanes(column, COLUMNS)
-        total, acc = add_parts(parts, num_parts, column, COLUMNS, C, FEW, MANY, LINE_COLUMNS, False)
+        PART: tl.constexpr = (COLUMNS, C, LINE_COLUMNS)
+        AT_ONCE: tl.constexpr = (FEW, MANY)
+        total, acc = add_parts(parts, num_parts, column, PART, AT_ONCE, False)
     tl.store(out_ptr + c, acc, mask=c < C)
     tl.store(out_ptr + C + 0 * c, tl.broadcast_to(total, acc.shape))
 

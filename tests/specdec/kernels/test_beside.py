@@ -111,7 +111,7 @@ def passes(positions, slots, cache):
         found = []
         torch.cuda._sleep(BUSY)  # all launches wait for it, and follow each other at once
         for qkv in qkvs:
-            q = by_kernel(rotate_and_store)(Sums(qkv, None), rope, None, positions, slots, kv)
+            q = by_kernel(rotate_and_store)(Sums(qkv, None), rope, None, (positions, slots), kv)
             out = torch.empty_like(q)
             attend(q, out, kv)
             found.append(launch_linear(out.flatten(1), weight, None, BF16))

@@ -15,7 +15,7 @@ from specdec.kernels.attention.splits import num_splits
 from specdec.kernels.attention.twin import paged_attention_ref
 from specdec.kernels.best_token import launch_tile_maxima
 from specdec.kernels.gate_up import gate_up_ref, launch_gate_up
-from specdec.kernels.joint_input import joint_input_of_rows, joint_input_ref
+from specdec.kernels.joint_input import JointNorms, joint_input_of_rows, joint_input_ref
 from specdec.kernels.linear import (
     Sums,
     launch_linear,
@@ -200,7 +200,7 @@ def test_a_joint_input_is_two_norms_side_by_side(device, dtype, has_rows, rows, 
     ids = torch.randint(50, (rows,), device=device)
     picked = torch.randperm(rows + 3, device=device)[:rows] if has_rows else None
     features = features if has_rows else features[:rows]
-    given = ids, table, weights[0], features, weights[1], 1e-6, picked
+    given = ids, table, features, JointNorms(*weights, 1e-6), picked
     joined, found = by_kernel(joint_input_of_rows)(*given)
     expected = features if picked is None else features[picked]
     assert torch.equal(found, expected)
@@ -233,8 +233,8 @@ def test_rotate_and_store(device, dtype, has_bias, has_norms, C):
     caches = [
         torch.full((2, N + 1, G, S, C), torch.nan, dtype=dtype, device=device) for _ in range(2)
     ]
-    actual = by_kernel(rotate_and_store)(qkv, rope, norms, positions, slots, caches[0])
-    expected = rotate_and_store_ref(qkv, rope, norms, positions, slots, caches[1])
+    actual = by_kernel(rotate_and_store)(qkv, rope, norms, (positions, slots), caches[0])
+    expected = rotate_and_store_ref(qkv, rope, norms, (positions, slots), caches[1])
     close(actual, expected, dtype)
     torch.testing.assert_close(
         caches[0][:, :N], caches[1][:, :N], rtol=2e-2, atol=2e-2, equal_nan=True
@@ -243,7 +243,7 @@ def test_rotate_and_store(device, dtype, has_bias, has_norms, C):
 
     qkv.parts_STN[..., : H * C] = torch.nan
     without = torch.full_like(caches[0], torch.nan)
-    by_kernel(rotate_and_store)(qkv, rope, norms, positions, slots, without, has_queries=False)
+    by_kernel(rotate_and_store)(qkv, rope, norms, (positions, slots), without, has_queries=False)
     assert torch.equal(without.nan_to_num(7.0), caches[0].nan_to_num(7.0))
 
 

@@ -82,10 +82,10 @@ def test_keys_and_values_that_are_not_needed_are_not_stored(device):
     cache = torch.full((2, 2, G, 64, C), UNTOUCHED, device=device)
     count = torch.zeros(1, dtype=torch.int64, device=device)
     with needed_while(count):
-        by_kernel(rotate_and_store)(qkv, rope, None, places, places, cache)
+        by_kernel(rotate_and_store)(qkv, rope, None, (places, places), cache)
         assert (cache == UNTOUCHED).all()
         count.fill_(1)
-        by_kernel(rotate_and_store)(qkv, rope, None, places, places, cache)
+        by_kernel(rotate_and_store)(qkv, rope, None, (places, places), cache)
     assert (cache[:, 0, :, :T] != UNTOUCHED).all()
 
 

@@ -66,7 +66,7 @@ def test_the_shapes_that_the_compiler_is_told_are_the_true_ones(T, device):
     parts, out = torch.rand(2, T, D, device=device), torch.empty(T, D, device=device)
     check("linear", x, w, None, torch.float32)
     check("linear", y, w_down, norm, None)
-    check("joint_input", torch.zeros(T, dtype=torch.int64, device=device), w, norm, x, norm, 1e-6)
+    check("joint_input", torch.zeros(T, dtype=torch.int64, device=device), w, x, norm, norm, 1e-6)
     check("split_sums", x, w, torch.float32, 0)
     check("split_sums", x.half(), w.half(), torch.float16, 16)
     check("gate_up", x, w, None)

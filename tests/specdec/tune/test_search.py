@@ -9,19 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tune_products import splits_to_try
+from scripts.split_choice import SPLIT_CLASSES, best_splits, splits_to_try
 from specdec.kernels.tables import Entry, Table, read_table, write_table
 from specdec.kernels.tile_rule import candidates, rule_shape
 from specdec.kernels.tile_shapes import ROW_CLASSES, Product, Shape
 from specdec.tune import search as search_module
-from specdec.tune.search import (
-    SPLIT_CLASSES,
-    Job,
-    Tuning,
-    Wanted,
-    jobs_of,
-    measure,
-)
+from specdec.tune.search import Job, Tuning, jobs_of, measure
 
 SHAPE = Shape(64, 16, 64, 3, 4)
 SPLIT = Product("split", 4096, 4096)
@@ -69,7 +62,7 @@ def tuning(tmp_path):
     """tuning(clock, **options): a search that writes tmp_path/tiles.json with two splits."""
 
     def make(clock: FakeClock, **options: object) -> Tuning:
-        given = {"splits_of": lambda product: (2,) if product.kind == "split" else (1,)}
+        given = {"splits_of": lambda product: 2 if product.kind == "split" else 1}
         given |= {"clock": clock, "gpu": "GPU", "file": tmp_path / "tiles.json"}
         return Tuning(**given | options)
 
@@ -90,10 +83,10 @@ def test_the_fastest_of_every_row_class_is_written(tuning):
 
 def test_no_candidate_is_measured_twice_or_without_being_compiled(tuning):
     clock = FakeClock(fastest(last_candidates(SPLIT, 2), 2))
-    list(tuning(clock, splits_of=splits_to_try).run([SPLIT]))
+    list(tuning(clock).run([SPLIT]))
     ours = [job for job in clock.timed if job.tiles is not None]
     assert len(ours) == len(set(ours))
-    assert set(ours) <= clock.prepared == set(jobs_of(SPLIT, Wanted((1, 2, 4), ROW_CLASSES), False))
+    assert set(ours) == clock.prepared == set(jobs_of(SPLIT, 2, ROW_CLASSES, False))
 
 
 def test_what_is_measured_is_not_measured_again(tuning):
@@ -102,12 +95,12 @@ def test_what_is_measured_is_not_measured_again(tuning):
     list(search.run([SPLIT]))
     assert search.missing([SPLIT, HEAD]) == [HEAD]
     assert tuning(search.clock, gpu="another").missing([SPLIT]) == [SPLIT]
-    assert tuning(search.clock, splits_of=lambda _: (4,)).missing([SPLIT]) == [SPLIT]
+    assert tuning(search.clock, splits_of=lambda _: 4).missing([SPLIT]) == [SPLIT]
 
 
 def test_only_missing_row_classes_are_measured_with_the_splits_of_the_others(tuning):
     clock = FakeClock(lambda _: 1.0)
-    search = tuning(clock, splits_of=splits_to_try)
+    search = tuning(clock, splits_of=lambda _: 4)
     known = Entry(4, {rows: SHAPE for rows in ROW_CLASSES if rows != 160})
     write_table(search.file, {"GPU": {SPLIT: known}})
     (measured,) = search.run(search.missing([SPLIT]))
@@ -115,7 +108,7 @@ def test_only_missing_row_classes_are_measured_with_the_splits_of_the_others(tun
     assert list(measured.rows) == [160]
     entry = read_table(search.file)["GPU"][SPLIT]
     assert (entry.splits, entry.rows) == (4, {**known.rows, 160: measured.rows[160].shape})
-    (whole,) = tuning(clock, splits_of=splits_to_try, again=True).run([SPLIT])
+    (whole,) = tuning(clock, splits_of=lambda _: 4, again=True).run([SPLIT])
     assert tuple(whole.rows) == ROW_CLASSES
 
 
@@ -166,12 +159,6 @@ def test_two_searches_at_once_lose_nothing(tuning, monkeypatch):
     assert set(read_table(searches[0].file)["GPU"]) == {SPLIT, HEAD}
 
 
-def test_no_product_begins_after_its_time(tuning):
-    moments = iter([0.0, 1.0, 9.0])
-    search = tuning(FakeClock(lambda _: 1.0), max_seconds=5, now=lambda: next(moments))
-    assert [each.product for each in search.run([SPLIT, HEAD])] == [SPLIT]
-
-
 def test_given_splits_are_the_only_ones_measured(tuning):
     clock = FakeClock(fastest(last_candidates(SPLIT, 4), 4))
     (measured,) = tuning(clock).run([SPLIT])
@@ -182,11 +169,9 @@ def test_given_splits_are_the_only_ones_measured(tuning):
 @pytest.mark.parametrize("splits", [1, 2, 4])
 def test_the_best_splits_are_chosen_by_three_row_classes(splits):
     clock = FakeClock(fastest(last_candidates(SPLIT, splits), splits))
-    measured = measure(SPLIT, Wanted((1, 2, 4), ROW_CLASSES), clock)
-    assert measured.splits == splits
-    rejected = {1, 2, 4} - {splits, 2}  # 2: the rule's
-    others = [job for job in clock.timed if job.tiles is not None and job.tiles.splits in rejected]
-    assert {job.rows for job in others} == set(SPLIT_CLASSES)
+    assert best_splits(SPLIT, clock) == splits
+    assert {job.rows for job in clock.timed} == set(SPLIT_CLASSES)
+    assert {job for job in clock.timed if job.tiles is not None} == clock.prepared
 
 
 def test_few_rows_count_double_for_the_splits():
@@ -195,7 +180,7 @@ def test_few_rows_count_double_for_the_splits():
             return 1.0
         return {(16, 1): 1.3, (64, 2): 1.2, (256, 2): 1.2}.get((job.rows, job.tiles.splits), 1.0)
 
-    assert measure(SPLIT, Wanted((1, 2), ROW_CLASSES), FakeClock(microseconds)).splits == 2
+    assert best_splits(Product("split", 4096, 1024), FakeClock(microseconds)) == 2
 
 
 def test_only_long_sums_are_split():
@@ -214,4 +199,4 @@ def test_candidates_that_do_not_run_lose_and_nothing_to_run_is_an_error(tuning):
     (measured,) = tuning(FakeClock(microseconds)).run([HEAD])
     assert measured.rows[16].shape.num_stages == only.num_stages
     with pytest.raises(ValueError, match="whole 32000x4096: no tiles for 16 rows run on this GPU"):
-        measure(HEAD, Wanted((1,), ROW_CLASSES), FakeClock(lambda _: INFINITE))
+        measure(HEAD, 1, ROW_CLASSES, FakeClock(lambda _: INFINITE))

@@ -20,7 +20,7 @@ from specdec.passes.families import Captures, GraphFamilies
 from specdec.requests.row_start import GREEDY, RowStart, SamplingFlags
 from specdec.rounds.buffers import BufferSizes, StepBuffers
 from specdec.rounds.results import PendingResult, Results, StepResult
-from specdec.rounds.start_rows import start_rows
+from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Round, RowMasks, Step
 from specdec.rounds.upload import upload
@@ -222,7 +222,6 @@ class Runner:
             vocab_size=target.config.vocab_size,
             draft_vocab_size=draft_vocab_size,
             has_probs=self._has_probs or sizes.tree is not None,
-            may_stop=self.threshold is not None or sizes.tree is not None,
             num_nodes=0 if sizes.tree is None else sizes.tree.num_nodes,
         )
 

@@ -16,8 +16,7 @@ class RequestState:
 
     num_draft_tokens: K, on the longest path. num_nodes: X, where it is more than K.
     draft_vocab_size: where the draft's probabilities are kept for p/q acceptance, else 0.
-    has_probs: whether nodes have probabilities. may_stop: whether fewer may be live than a request
-    verifies at most
+    has_probs: whether nodes have probabilities
     """
 
     def __init__(
@@ -31,12 +30,10 @@ class RequestState:
         vocab_size: int = 0,
         draft_vocab_size: int = 0,
         has_probs: bool = False,
-        may_stop: bool = False,
         num_nodes: int = 0,
     ) -> None:
         R = num_rows + 1
         num_nodes = max(num_nodes, num_draft_tokens)
-        self.may_stop = may_stop
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
@@ -45,13 +42,15 @@ class RequestState:
         self.num_computed_tokens = zeros(R)  # [R + 1] have target KV; the last sampled's position
         # what was proposed for the positions after it: nodes, parents before their children
         self.draft_tokens = zeros(R, num_nodes)  # [R + 1, X]
-        self.draft_parents = zeros(R, num_nodes)  # [R + 1, X] row of the parent, 0 = the root
-        self.draft_depths = zeros(R, num_nodes)  # [R + 1, X] 1 for a child of the root
+        # [R + 1, X] row of the parent, 0 = the root; a chain's are implied, and neither written nor
+        # read: the row before
+        self.draft_parents = zeros(R, num_nodes)
+        # [R + 1, X] that a node and all above it hold
+        self.draft_probs = torch.zeros(R, num_nodes if has_probs else 0, device=device)
+        # [R + 1] live nodes, the first ones: proposed since the last commit, no deeper than the
+        # request's own K, and within the context
+        self.num_nodes = zeros(R)
         self.num_draft_tokens = zeros(R)  # [R + 1] the request's own K, at most K
-        self.num_nodes = zeros(R)  # [R + 1] proposed since the last commit
-        probs = torch.zeros(2, R, num_nodes if has_probs else 0, device=device)
-        self.draft_confidences = probs[0]  # [R + 1, X] the draft's own, given those before it
-        self.draft_probs = probs[1]  # [R + 1, X] that a draft and all before it hold
         self.block_table = zeros(R, blocks_per_request)  # [R + 1, M] cache blocks by position
         self.block_table.fill_(scratch_block)
         self.min_positions = zeros(R)  # [R + 1] see kernels/best_token.py

@@ -29,7 +29,7 @@ def walked(runner, oracle, is_poisoned):
     runner.oracle = oracle
     walk = Walk(runner, is_poisoned)
     walk.prefill()
-    state, tree = runner.state, runner.buffers.tree
+    state, tree = runner.state, None if runner.sizes.tree is None else runner.buffers.candidates
     for row in range(32):
         state.num_draft_tokens[row] = BOUNDS[row % 3]
     levels = []

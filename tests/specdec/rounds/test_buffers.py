@@ -7,7 +7,7 @@ from specdec.rounds.buffers import BufferSizes, StepBuffers
 from tests.specdec.buffer_tensors import buffer_tensors
 
 ZERO = {"input_ids", "positions", "num_valid", "last_token_indices", "draft_input_ids"}
-ZERO |= {"draft_last_tokens", "draft_positions", "draft_tokens"}
+ZERO |= {"draft_last_tokens", "draft_positions", "proposed_tokens"}
 NONE = {
     "idx_mapping",
     "sample_mapping",

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from specdec.requests.row_start import RowStart, SamplingFlags, SamplingStart
-from specdec.rounds.start_rows import start_rows
+from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
 from specdec.sampler.count_sampled import count_sampled
 from specdec.sampler.processors import process

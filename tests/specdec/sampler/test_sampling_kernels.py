@@ -12,7 +12,7 @@ from specdec.kernels.best_token import launch_write
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
 from specdec.kernels.gumbel import DRAFT, TARGET, gumbel_noise, gumbel_of_all_ref
 from specdec.requests.row_start import RowStart, SamplingFlags, SamplingStart
-from specdec.rounds.start_rows import start_rows
+from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
 from specdec.sampler.accept import Decision
 from specdec.sampler.count_sampled import count_sampled, count_sampled_ref

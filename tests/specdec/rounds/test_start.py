@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from specdec.requests.row_start import RowStart, SamplingStart
-from specdec.rounds import start_rows as module
-from specdec.rounds.start_rows import launch_start_rows, start_rows, start_rows_ref
+from specdec.rounds import start as module
+from specdec.rounds.start import launch_start_rows, start_rows, start_rows_ref
 from specdec.rounds.state import RequestState
 from specdec.sizes import MAX_STOP_IDS
 

@@ -253,6 +253,7 @@ def test_commit_shared_rows(device, accepts):
     if accepts:
         buffers.target_tokens[: num_rows - 1] = buffers.input_ids[1:num_rows]
     before = state.num_computed_tokens.clone()
+    buffers.draft_input_ids[7:] = -999  # no slot writes more rows than it has
     theirs = copy.deepcopy(ours)
     launch_decision(*ours, 5, chain(K), num_rows, False)
     decision_ref(*theirs, 5, chain(K), num_rows, False)
@@ -261,6 +262,7 @@ def test_commit_shared_rows(device, accepts):
     accepted = [0, 2, 1, 0, 0] if accepts else [0] * 5
     assert buffers.num_accepted[:5].tolist() == accepted
     assert buffers.columns.num_verified[:5, 0].tolist() == [0, 2, 1, 0, 0]
+    assert (buffers.draft_input_ids[7:] == -999).all()
     assert buffers.last_token_indices[1:3].tolist() == [1 + accepted[1], 4 + accepted[2]]
     assert state.num_computed_tokens[0] == before[0] + accepted[1] + 1
     kept = buffers.columns.probs[1].double() / CONFIDENCE_ONE

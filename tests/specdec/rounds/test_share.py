@@ -71,6 +71,9 @@ def test_of_equals_the_lower_level_is_first_then_the_lower_slot(device, share):
         rows = shares_of(share, given, 4, num_rows)
         assert sum(rows) == num_rows
         assert max(rows) - min(rows) <= 1
+    given = batch(device, [3, 1], [[0.5] * K] * 6, live=[0, 4, 0, 1, 0, 0])
+    assert shares_of(share, given, 2, 2 + 1) == [2, 1]
+    assert shares_of(share, given, 2, 2 + 2) == [2, 2]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -113,7 +113,7 @@ class ForwardContexts:
         if Q is None:
             self.buffers.fill_padding(_spread(T, B))
             # of one slot: with fewer requests than slots, even where T == B
-            most = min(self.buffers.sizes.num_speculative_tokens + 1, T)
+            most = min(self.buffers.sizes.shape.path_len, T)
             return self._context(how, T, (self._shared(B, most, T, self.max_model_len),))
         self.buffers.fill_padding([Q] * B)
         return self._context(how, T, (self._uniform(B, Q, T, self.max_model_len),))
@@ -123,7 +123,7 @@ class ForwardContexts:
     ) -> ForwardContext:
         """Describe a level of the draft's own: one row per request, k of trees."""
         found = self.buffers.candidates
-        L = found.shape.top_k if of_trees else 1
+        L = found.shape.width if of_trees else 1
         T = num_reqs * L
         paths = None
         if of_trees:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdec.rounds.candidates import Candidates
 from specdec.rounds.upload import upload
-from specdec.sizes import BLOCK_SIZE, TreeShape
+from specdec.sizes import BLOCK_SIZE, DraftShape
 
 CONFIDENCE_ONE = 1 << 24  # of a probability as an integer; that of a live node is at least 1
 
@@ -28,20 +28,13 @@ class BufferSizes:
 
     max_tokens: int
     max_reqs: int
-    num_speculative_tokens: int
+    shape: DraftShape  # the widest draft, whose paths are the longest; else a chain
     hidden_size: int
     aux_width: int  # 0: no taps
     draft_hidden_size: int  # 0: no draft
     keeps_probs: bool = False  # the planner learns from the probabilities of nodes
-    tree: TreeShape | None = None  # of what is drafted; None: chains
-    num_kv_blocks: int = 0  # with trees: blocks before those of their nodes
-    max_tree_reqs: int = 0  # with trees: batch slots that may have one
-
-    @property
-    def widest(self) -> TreeShape:
-        """Return the widest draft: a chain where nothing else is drafted."""
-        K = self.num_speculative_tokens
-        return self.tree or TreeShape(num_levels=K, top_k=1, num_nodes=K)
+    max_wide_reqs: int = 0  # batch slots that may draft it, if it is no chain
+    num_kv_blocks: int = 0  # blocks before those of its nodes
 
     @property
     def first_node_slot(self) -> int:
@@ -50,15 +43,14 @@ class BufferSizes:
 
     @property
     def max_level_rows(self) -> int:
-        """Count the rows of the draft's own levels: one for each request, top_k for each tree."""
-        return max(self.max_reqs, self.max_tree_reqs * self.widest.top_k)
+        """Count the rows of the draft's own levels: `width` for each request that may have them."""
+        return max(self.max_reqs, self.max_wide_reqs * self.shape.width)
 
     @property
     def result_widths(self) -> list[int]:
         """List the numbers of columns of the results, in the order of ResultColumns."""
-        K = self.num_speculative_tokens
-        X = self.widest.num_nodes
-        return [K + 1, 1, 1, X, X if self.tree else 0, X if self.keeps_probs else 0]
+        X = self.shape.nodes
+        return [self.shape.path_len, 1, 1, X, X * self.shape.is_wide, X * self.keeps_probs]
 
 
 class ResultColumns(NamedTuple):
@@ -76,8 +68,8 @@ class ResultColumns(NamedTuple):
 
 class StepBuffers:
     def __init__(self, sizes: BufferSizes, dtype: torch.dtype, device: torch.device) -> None:
-        T, B, W = sizes.max_tokens, sizes.max_reqs, sizes.max_tree_reqs
-        Q, X = sizes.num_speculative_tokens + 1, sizes.widest.num_nodes
+        T, B, W = sizes.max_tokens, sizes.max_reqs, sizes.max_wide_reqs
+        Q, X = sizes.shape.path_len, sizes.shape.nodes
         L, P = sizes.max_level_rows, W * (X + 1)
         self.sizes = sizes
 
@@ -127,7 +119,7 @@ class StepBuffers:
         self.draft_last_tokens = integers(L)  # [L] what the next draft row embeds
         self.draft_positions = integers(L)  # [L] of the seed, then the next row; 0 = padding
         self.draft_slots = integers(L)  # [L] its cache slot, -1 = padding
-        self.candidates = Candidates(sizes.widest, W, sizes.first_node_slot, device)
+        self.candidates = Candidates(sizes.shape, W, sizes.first_node_slot, device)
         self.draft_levels = integers(B)  # [B] drafted so far
         # where the draft may stop early; see rounds/stop.py
         self.num_going = integers(1)  # [1] slots that draft the next level; 0: all have stopped

@@ -6,7 +6,7 @@ Until the step ends, keys and values of these rows lie in scratch blocks after t
 import torch
 from torch import Tensor
 
-from specdec.sizes import TreeShape
+from specdec.sizes import DraftShape
 
 
 class Candidates:
@@ -17,11 +17,11 @@ class Candidates:
     """
 
     def __init__(
-        self, shape: TreeShape, max_reqs: int, first_slot: int, device: torch.device
+        self, shape: DraftShape, max_reqs: int, first_slot: int, device: torch.device
     ) -> None:
         B = max_reqs
-        k = shape.top_k
-        M = shape.num_candidates
+        k = shape.width
+        M = k + k * k * (shape.levels - 1)
         self.shape = shape
         self.first_slot = first_slot
 
@@ -35,15 +35,15 @@ class Candidates:
         self.parent_rows = integers(B * k)  # [B x k] among the rows of the level before
         self.rows = integers(B, M)  # [B, M] of all candidates, 0 = not kept; for the kernel
         # [B x k, levels] of the rows' ancestors, and their own
-        self.path_slots = integers(B * k, shape.num_levels)
+        self.path_slots = integers(B * k, shape.levels)
         self.starts = integers(B)  # [B] position of the first level's rows
 
     def level_slots(self, num_reqs: int, level: int) -> Tensor:
         """The draft's cache slots [B, k] of the rows of a level, 0 for the first one."""
-        k = self.shape.top_k
+        k = self.shape.width
         slot_B1 = torch.arange(num_reqs, device=self.tokens.device)[:, None]
         row_k = torch.arange(level * k, (level + 1) * k, device=self.tokens.device)
-        return self.first_slot + slot_B1 * self.shape.num_draft_rows + row_k
+        return self.first_slot + slot_B1 * k * (self.shape.levels - 1) + row_k
 
     def fill_padding(self) -> None:
         """Make all rows padding, which sees one slot that no request owns, to capture graphs."""

@@ -28,7 +28,7 @@ def launch_keep_nodes(num_reqs: int, to: DraftLevel) -> None:
     sizes = len(state.num_computed_tokens) - 1, wide.scores.shape[1], to.max_model_len
     _keep_nodes_kernel[(num_reqs,)](
         *(*proposed, *kept, state.num_nodes, *nodes, *slots, *bounds, *sizes),
-        X=wide.shape.num_nodes,
+        X=wide.shape.nodes,
         K=to.width,
         BLOCK=BLOCK,
         STEP=STEP,
@@ -100,7 +100,7 @@ def keep_nodes_ref(num_reqs: int, to: DraftLevel) -> None:
     wide = to.buffers.candidates
     state = to.state
     B = num_reqs
-    X = wide.shape.num_nodes
+    X = wide.shape.nodes
     row_B = to.buffers.sample_mapping[:B]
     room_B = to.max_model_len - 1 - state.num_computed_tokens[row_B]
     own_B = torch.minimum(to.buffers.draft_levels[:B], state.num_draft_tokens[row_B])

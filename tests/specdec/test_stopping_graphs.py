@@ -39,7 +39,7 @@ def walked(runner, oracle, is_poisoned):
         if tree is None:
             drafted, paths = state.num_nodes[rows], state.draft_probs[rows]
         else:
-            k, drafted = tree.shape.top_k, runner.buffers.draft_levels[:size]
+            k, drafted = tree.shape.width, runner.buffers.draft_levels[:size]
             of_levels = tree.scores[:size].split([k, *[k * k] * (K - 1)], dim=1)
             paths = torch.stack([each.amax(dim=1) for each in of_levels], dim=1).exp()
         levels.append(drafted.tolist())

@@ -22,7 +22,7 @@ from specdec.rounds.buffers import BufferSizes, StepBuffers
 from specdec.rounds.propose import write_level, write_level_ref
 from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
-from specdec.sizes import MAX_STOP_IDS
+from specdec.sizes import MAX_STOP_IDS, chain
 from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.rounds.levels import level_of
 
@@ -147,12 +147,12 @@ def test_a_drawn_draft_is_placed_as_the_targets_id_by_kernel_and_twin(device, ha
     sizes = BufferSizes(
         max_tokens=16,
         max_reqs=4,
-        num_speculative_tokens=K,
+        shape=chain(K),
         hidden_size=D,
         aux_width=0,
         draft_hidden_size=D,
     )
-    ours = StepBuffers(sizes, torch.float32, device), RequestState(4, K, 1, 9, device)
+    ours = StepBuffers(sizes, torch.float32, device), RequestState(4, chain(K), 1, 9, device)
     for row in range(3):
         start_rows(ours[1], [(row, RowStart(blocks=[row], num_draft_tokens=K))])
     ours[0].sample_mapping[:3] = torch.arange(3, device=device)

@@ -114,13 +114,13 @@ def round_of(device, num_slots=3):
     sizes = BufferSizes(
         max_tokens=16,
         max_reqs=4,
-        num_speculative_tokens=K,
+        shape=chain(K),
         hidden_size=D,
         aux_width=0,
         draft_hidden_size=D,
     )
     buffers = StepBuffers(sizes, torch.float32, device)
-    state = RequestState(4, K, 1, 9, device, vocab_size=V, draft_vocab_size=V)
+    state = RequestState(4, chain(K), 1, 9, device, vocab_size=V, draft_vocab_size=V)
     for row in range(4):
         start_rows(state, [(row, RowStart(blocks=[row], num_draft_tokens=K))])
         state.num_computed_tokens[row] = 5

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from specdec.rounds.buffers import BufferSizes, StepBuffers
+from specdec.sizes import chain
 from tests.specdec.buffer_tensors import buffer_tensors
 
 ZERO = {"input_ids", "positions", "num_valid", "last_token_indices", "draft_input_ids"}
@@ -23,7 +24,7 @@ def buffers():
     sizes = BufferSizes(
         max_tokens=9,
         max_reqs=3,
-        num_speculative_tokens=2,
+        shape=chain(2),
         hidden_size=4,
         aux_width=0,
         draft_hidden_size=4,

@@ -6,14 +6,13 @@ import torch
 from specdec.rounds.buffers import CONFIDENCE_ONE, BufferSizes, StepBuffers
 from specdec.rounds.logprobs import RecordedLogprobs
 from specdec.rounds.results import NUM_SLOTS, Results
-from specdec.sizes import TreeShape
+from specdec.sizes import DraftShape, chain
 
-SHAPE = TreeShape(num_levels=2, top_k=2, num_nodes=4)
-WIDER = {"tree": SHAPE, "max_tree_reqs": 3}
+WIDER = {"shape": DraftShape(levels=2, width=2, nodes=4), "max_wide_reqs": 3}
 
 
 def results(**changes):
-    sizes = {"max_tokens": 16, "max_reqs": 3, "num_speculative_tokens": 2, "hidden_size": 1}
+    sizes = {"max_tokens": 16, "max_reqs": 3, "shape": chain(2), "hidden_size": 1}
     sizes |= {"aux_width": 0, "draft_hidden_size": 1}
     buffers = StepBuffers(BufferSizes(**sizes | changes), torch.float32, torch.device("cpu"))
     buffers.results.fill_(-999)

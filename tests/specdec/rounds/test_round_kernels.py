@@ -38,14 +38,14 @@ def make(device, K, num_reqs=5, keeps_probs=False):
     sizes = BufferSizes(
         max_tokens=64,
         max_reqs=8,
-        num_speculative_tokens=K,
+        shape=chain(K),
         hidden_size=D,
         aux_width=0,
         draft_hidden_size=D,
         keeps_probs=keeps_probs,
     )
     buffers = StepBuffers(sizes, torch.float32, device)
-    state = RequestState(6, K, 3, 99, device, has_probs=keeps_probs)
+    state = RequestState(6, chain(K), 3, 99, device, has_probs=keeps_probs)
     for tensor in buffer_tensors(buffers).values():
         tensor.fill_(-999 if tensor.dtype == torch.int64 else torch.nan)
     for row, (length, own_k) in enumerate(

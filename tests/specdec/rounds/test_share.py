@@ -21,14 +21,14 @@ def batch(device, rows, probs, live=None, num_rows=6):
     sizes = BufferSizes(
         max_tokens=64,
         max_reqs=9,
-        num_speculative_tokens=K,
+        shape=chain(K),
         hidden_size=1,
         aux_width=0,
         draft_hidden_size=1,
         keeps_probs=True,
     )
     buffers = StepBuffers(sizes, torch.float32, device)
-    state = RequestState(num_rows, K, 2, scratch_block=0, device=device, has_probs=True)
+    state = RequestState(num_rows, chain(K), 2, scratch_block=0, device=device, has_probs=True)
     buffers.idx_mapping.fill_(-1)
     buffers.rows_per_slot.fill_(-999)
     buffers.idx_mapping[: len(rows)] = torch.tensor(rows, device=device)

@@ -56,19 +56,16 @@ def make(device, shape, max_tokens=128):
     sizes = BufferSizes(
         max_tokens=max_tokens,
         max_reqs=6,
-        num_speculative_tokens=shape.max_depth,
+        shape=shape.drafts,
         hidden_size=8,
         aux_width=0,
         draft_hidden_size=8,
         keeps_probs=True,
-        tree=shape,
         num_kv_blocks=40,
-        max_tree_reqs=6,
+        max_wide_reqs=6,
     )
     buffers = StepBuffers(sizes, torch.float32, device)
-    state = RequestState(
-        6, shape.max_depth, 3, 99, device, num_nodes=shape.num_nodes, vocab_size=5, has_probs=True
-    )
+    state = RequestState(6, shape.drafts, 3, 99, device, vocab_size=5, has_probs=True)
     for tensor in buffer_tensors(buffers).values():
         tensor.fill_(-999 if tensor.dtype == torch.int64 else torch.nan)
     lengths = (63, MAX_LEN, 64, MAX_LEN - 2, MAX_LEN - 1, 7)

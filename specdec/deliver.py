@@ -35,7 +35,7 @@ class Deliveries:
                 continue
             num_accepted = result.num_accepted[b]
             tokens = result.sampled_tokens[b]
-            parents = tuple(result.draft_parents[b])
+            parents = tuple(result.draft_parents[b]) if work.shape.is_wide else ()
             if tokens[0] >= 0:  # else the round brought nothing
                 record = RoundRecord(tuple(drafts), num_accepted, tokens[num_accepted], parents)
                 request.stats.add_round(record)

@@ -20,13 +20,13 @@ from specdec.passes.families import Captures, GraphFamilies
 from specdec.requests.row_start import GREEDY, RowStart, SamplingFlags
 from specdec.rounds.buffers import BufferSizes, StepBuffers
 from specdec.rounds.results import PendingResult, Results, StepResult
-from specdec.rounds.start_rows import start_rows
+from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Round, RowMasks, Step
 from specdec.rounds.upload import upload
 from specdec.sampler.sampler import Sampler
 from specdec.scheduling.work import PromptPart
-from specdec.sizes import PLAIN, DraftShape, EngineSizes
+from specdec.sizes import PLAIN, DraftShape, EngineSizes, chain
 from specdec.step import Acts
 from specdec.target import Target
 from weights.config import LayerConfig
@@ -215,15 +215,13 @@ class Runner:
             draft_vocab_size = eagle.config.draft_vocab_size
         return RequestState(
             sizes.num_state_rows,
-            sizes.path_len - 1,
+            _widest(sizes),
             sizes.blocks_per_request,
             scratch_block=sizes.num_kv_blocks,
             device=self.device,
             vocab_size=target.config.vocab_size,
             draft_vocab_size=draft_vocab_size,
             has_probs=self._has_probs or sizes.tree is not None,
-            may_stop=self.threshold is not None or sizes.tree is not None,
-            num_nodes=0 if sizes.tree is None else sizes.tree.num_nodes,
         )
 
     def _new_cache(self, model: LoadedTarget | LoadedEagle, num_tree_blocks: int) -> Tensor:
@@ -287,6 +285,10 @@ def _rows_in_parts(heads: HeadShape, sizes: EngineSizes) -> int:
     return max(min(most, sizes.max_verify_rows), 1)
 
 
+def _widest(sizes: EngineSizes) -> DraftShape:
+    return chain(sizes.num_speculative_tokens) if sizes.tree is None else sizes.tree.drafts
+
+
 def _buffer_sizes(
     target: LoadedTarget, eagle: LoadedEagle | None, sizes: EngineSizes
 ) -> BufferSizes:
@@ -295,12 +297,11 @@ def _buffer_sizes(
     return BufferSizes(
         max_tokens=sizes.max_num_rows,
         max_reqs=sizes.max_num_seqs,
-        num_speculative_tokens=sizes.path_len - 1,
+        shape=_widest(sizes),
         hidden_size=hidden_size,
         aux_width=taps * hidden_size,
         draft_hidden_size=eagle.config.layer.hidden_size if eagle is not None else 0,
         keeps_probs=sizes.is_adaptive,
-        tree=sizes.tree,
-        max_tree_reqs=sizes.max_tree_requests,
+        max_wide_reqs=sizes.max_tree_requests,
         num_kv_blocks=sizes.num_kv_blocks,
     )

@@ -15,8 +15,8 @@ One forward takes the rows of all:
                    step.masks, from the host             pq_accepted, where p/q decides
     commit         target_tokens, input_ids, num_valid,  results, state rows, draft_input_ids,
                    pq_accepted                           last_token_indices, draft_positions,
-                                                         buffers.draft_tokens; of trees
-                                                         verify_start_loc, of the paths
+                                                         proposed_tokens; where nodes have paths,
+                                                         verify_start_loc, of accepted ones
     record         logits, results                       token counts; returns logprobs
     send           results, logprobs                     pinned host memory
     gather         features and rows of accepted paths   the same buffers, as rows of chains; only
@@ -25,16 +25,15 @@ One forward takes the rows of all:
                    last_token_indices, draft_positions
     decode_draft   draft_hidden, draft_last_tokens       draft KV, state.draft_tokens (with K = 1
                                                          prefill_draft writes them)
-    send_proposals buffers.draft_tokens, or those of     pinned host memory, with guided requests
-                   buffers.tree
+    send_proposals proposed_tokens, proposed_parents     pinned host memory, with guided requests
 
-results is one tensor; sampled_tokens, num_accepted and verified_tokens are columns of it. The draft
-collects its proposals in buffers.draft_tokens, which commit zeroes; the next round verifies
-state.draft_tokens. A draft without taps reads hidden_states, not aux_hidden_states; where nothing
-reads the hidden states of a prompt's rows but the last, they stay what they were (target.py). Where
-rows are shared out, each level writes its token to the state, with draft_probs; a step that
-proposes nothing extends the draft's KV alone. Where some steps verify trees and others chains, a
-step verifies what the one before it has proposed; `step.next_shape` says what it proposes.
+results is one tensor, and buffers.columns are its columns. The draft collects its proposals in
+buffers.proposed_tokens, which commit zeroes; the next round verifies state.draft_tokens. A draft
+without taps reads hidden_states, not aux_hidden_states; where nothing reads the hidden states of a
+prompt's rows but the last, they stay what they were (target.py). Where rows are shared out, each
+level writes its token to the state, with draft_probs; a step that proposes nothing extends the
+draft's KV alone. A step verifies what the one before it has proposed; `step.next_shape` says what
+it proposes.
 
 Nothing reads the device from the host between `fill` and the end of the draft, except the masks of
 guided requests, which wait for what the step before has sent. The step says how each act runs:
@@ -48,14 +47,13 @@ import numpy as np
 
 from specdec.drafts.drafter import Drafter
 from specdec.rounds.buffers import StepBuffers
-from specdec.rounds.commit import accept_and_commit, commit_prompts
-from specdec.rounds.commit_tree import TreeRows, commit_trees
-from specdec.rounds.fill import Interval, fill_prompts, fill_round
-from specdec.rounds.fill_tree import fill_tree
+from specdec.rounds.commit import commit_round
+from specdec.rounds.fill import fill_round
 from specdec.rounds.gather_paths import gather_paths
 from specdec.rounds.logprobs import RecordedLogprobs
+from specdec.rounds.prompts import Interval, commit_prompts, fill_prompts
 from specdec.rounds.results import Results
-from specdec.rounds.share_rows import share_rows
+from specdec.rounds.share import share_rows
 from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Step
 from specdec.rounds.upload import upload
@@ -106,22 +104,16 @@ class Acts:
             rows = np.full(V, -1)
             rows[: step.num_verified] = step.state_rows
             upload(self.buffers.idx_mapping, rows)
-            self._fill_verified(step, V)
+            what = V, step.shape, step.shared_rows
+            if step.shared_rows:
+                share_rows(self.buffers, self.state, *what)
+            fill_round(self.buffers, self.state, *what, self.max_model_len)
         if step.parts:
             fill_prompts(
                 self.buffers, step.parts, Interval(V, B), Interval(step.num_verify_rows, T)
             )
         else:
             self.buffers.pad_rows(step.shared_rows or V * step.shape.rows, T)
-
-    def _fill_verified(self, step: Step, V: int) -> None:
-        buffers, state, R = self.buffers, self.state, step.shared_rows
-        if step.shape.is_wide:
-            fill_tree(buffers, state, V, step.shape.rows, self.max_model_len)
-            return
-        if R > 0:
-            share_rows(buffers, state, V, R, self.max_model_len)
-        fill_round(buffers, state, V, self.max_model_len, step.shape.rows, R)
 
     def forward(self, step: Step) -> None:
         """Run the target over all rows."""
@@ -135,13 +127,10 @@ class Acts:
         """Accept drafts by equality, where p/q has not; start the prompts that end."""
         B = step.num_padded_reqs
         V = step.num_verified if step.parts else B
-        if step.shape.is_wide:
+        if V > 0:
+            what = V, step.shape, step.shared_rows
             cache = self.target.contexts.kv_cache
-            of_trees = TreeRows(step.shape.rows, step.shape.path_len)
-            commit_trees(self.buffers, self.state, V, of_trees, cache, step.flags.bad_words)
-        elif V > 0:
-            is_shared = step.shared_rows > 0
-            accept_and_commit(self.buffers, self.state, V, step.is_pq, step.shape.rows, is_shared)
+            commit_round(self.buffers, self.state, *what, cache, step.is_pq)
         if step.parts:
             rows = Interval(step.num_verify_rows, step.num_tokens)
             commit_prompts(self.buffers, self.state, Interval(V, B), rows)
@@ -152,7 +141,7 @@ class Acts:
 
     def send(self, step: Step, logprobs: RecordedLogprobs) -> None:
         """Send the results to the host; nothing here waits for it."""
-        self.results.send(step.num_reqs, logprobs, step.shape.is_wide)
+        self.results.send(step.num_reqs, logprobs)
 
     def gather(self, step: Step) -> None:
         """Cut trees down to their accepted paths: the rows of the step are then those of chains."""
@@ -160,8 +149,7 @@ class Acts:
         how = step.passes.draft_prefill
         assert how is not None, step
         num_rows = max(V * step.shape.path_len + step.num_prompt_rows, how.descriptor.num_tokens)
-        of_trees = TreeRows(step.shape.rows, step.shape.path_len)
-        gather_paths(self.buffers, V, of_trees, step.num_prompt_rows, num_rows)
+        gather_paths(self.buffers, V, step.shape, step.num_prompt_rows, num_rows)
 
     def prefill_draft(self, step: Step) -> None:
         """Extend the draft's KV by the step's rows, with the target's features; propose token 1."""
@@ -175,4 +163,4 @@ class Acts:
 
     def send_proposals(self, step: Step) -> None:
         """Start the copy of the proposals to the host, which walks them by grammars."""
-        self.results.send_proposals(step.num_reqs, step.next_shape.is_wide)
+        self.results.send_proposals(step.num_reqs)

@@ -181,7 +181,7 @@ class EagleDrafter:
         parents_X = None
         if proposal.is_wide:
             streams_XD = recycled_XD = buffers.draft_hidden  # warming up, parents are anywhere
-            parents_X = buffers.of_trees.parent_rows[:X]
+            parents_X = buffers.candidates.parent_rows[:X]
         out_XD = streams_XD if is_replay else None  # the next level is another replay
         needed = None if self.threshold is None else buffers.num_going
         with set_forward_context(context), needed_while(needed):

@@ -50,8 +50,7 @@ class GuidedSlot:
             pending, b = self.drafts
             found = pending.read_proposals()
             tokens = found.tokens[b]
-            chain = range(self.num_drafts)
-            parents = chain if found.parents is None else found.parents[b][: self.num_rows - 1]
+            parents = found.parents[b][: self.num_rows - 1]
         seen: set[int] = set()
         for path in leaf_paths(parents, self.num_drafts):
             drafts = [tokens[row - 1] for row in path[1:]]

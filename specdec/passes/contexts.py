@@ -19,7 +19,7 @@ from specdec.kernels.attention.splits import num_splits
 from specdec.kernels.invariant import ROWS
 from specdec.models.attention import AttentionMetadata
 from specdec.rounds.buffers import StepBuffers
-from specdec.rounds.fill import Interval
+from specdec.rounds.prompts import Interval
 from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Step
 from specdec.rounds.upload import upload
@@ -113,7 +113,7 @@ class ForwardContexts:
         if Q is None:
             self.buffers.fill_padding(_spread(T, B))
             # of one slot: with fewer requests than slots, even where T == B
-            most = min(self.buffers.sizes.num_speculative_tokens + 1, T)
+            most = min(self.buffers.sizes.shape.path_len, T)
             return self._context(how, T, (self._shared(B, most, T, self.max_model_len),))
         self.buffers.fill_padding([Q] * B)
         return self._context(how, T, (self._uniform(B, Q, T, self.max_model_len),))
@@ -122,12 +122,12 @@ class ForwardContexts:
         self, num_reqs: int, max_seq_len: int, how: Dispatch, of_trees: bool = False
     ) -> ForwardContext:
         """Describe a level of the draft's own: one row per request, k of trees."""
-        tree = self.buffers.tree if of_trees else None
-        L = 1 if tree is None else tree.shape.top_k
+        found = self.buffers.candidates
+        L = found.shape.width if of_trees else 1
         T = num_reqs * L
         paths = None
-        if tree is not None:
-            paths = Paths(slots=tree.draft_path_slots[:T], starts=tree.draft_starts[:num_reqs])
+        if of_trees:
+            paths = Paths(slots=found.path_slots[:T], starts=found.starts[:num_reqs])
         group = self._level(num_reqs, L, min(max_seq_len, self.max_model_len), paths)
         return self._context(how, T, (group,), of_draft=True)
 
@@ -183,10 +183,10 @@ class ForwardContexts:
         )
 
     def _uniform(self, num_reqs: int, query_len: int, num_rows: int, max_seq_len: int) -> QueryRows:
-        tree = self.buffers.tree
         paths = None
-        if tree is not None and self._verifies_trees and query_len > 1:
-            paths = Paths(slots=tree.path_slots[:num_rows], starts=tree.path_starts[:num_reqs])
+        if self._verifies_trees and query_len > 1:
+            slots, starts = self.buffers.path_slots, self.buffers.path_starts
+            paths = Paths(slots=slots[:num_rows], starts=starts[:num_reqs])
         return self._query_rows(
             idx_mapping=self.buffers.idx_mapping[:num_reqs],
             positions=self.buffers.positions[:num_rows],

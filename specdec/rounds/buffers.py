@@ -1,22 +1,25 @@
 """Static buffers of the current step, allocated once: filled from the state, used by the graphs.
 
-Letters: T rows of the largest step, B batch slots, Q = K + 1, D hidden size, E width of the aux
-hidden states. What trees need beside it is in tree_buffers.py.
+Letters: T rows of the largest step, B batch slots, Q = K + 1 rows of the longest path, X nodes of
+the widest draft, L rows of its widest level, D hidden size, E width of the aux hidden states. Where
+nodes may be siblings, W batch slots may verify them, and P is the number of their rows; elsewhere
+both are 0.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.rounds.tree_buffers import TreeBuffers
+from specdec.rounds.candidates import Candidates
 from specdec.rounds.upload import upload
-from specdec.sizes import TreeShape
+from specdec.sizes import BLOCK_SIZE, DraftShape
 
-CONFIDENCE_ONE = 1 << 24  # of a probability as an integer; that of a live draft is at least 1
+CONFIDENCE_ONE = 1 << 24  # of a probability as an integer; that of a live node is at least 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,36 +28,49 @@ class BufferSizes:
 
     max_tokens: int
     max_reqs: int
-    num_speculative_tokens: int
+    shape: DraftShape  # the widest draft, whose paths are the longest; else a chain
     hidden_size: int
     aux_width: int  # 0: no taps
     draft_hidden_size: int  # 0: no draft
-    keeps_probs: bool = False  # rows are shared out among drafts by their probabilities
-    tree: TreeShape | None = None  # of what is drafted; None: chains
-    num_kv_blocks: int = 0  # with trees: blocks before those of their nodes
-    max_tree_reqs: int = 0  # with trees: batch slots that may have one
+    keeps_probs: bool = False  # the planner learns from the probabilities of nodes
+    max_wide_reqs: int = 0  # batch slots that may draft it, if it is no chain
+    num_kv_blocks: int = 0  # blocks before those of its nodes
+
+    @property
+    def first_node_slot(self) -> int:
+        """Return the first cache slot after the pool: nodes with paths lie from there on."""
+        return self.num_kv_blocks * BLOCK_SIZE
 
     @property
     def max_level_rows(self) -> int:
-        """Count the rows of the draft's own levels: one for each request, top_k for each tree."""
-        of_trees = 0 if self.tree is None else self.max_tree_reqs * self.tree.top_k
-        return max(self.max_reqs, of_trees)
+        """Count the rows of the draft's own levels: `width` for each request that may have them."""
+        return max(self.max_reqs, self.max_wide_reqs * self.shape.width)
 
     @property
-    def results_width(self) -> int:
-        """Count the columns of the results; see results.py."""
-        K = self.num_speculative_tokens
-        of_chains = K + 1 + self.keeps_probs * K
-        of_trees = 0 if self.tree is None else 1 + 3 * self.tree.num_nodes
-        return K + 2 + max(of_chains, of_trees)
+    def result_widths(self) -> list[int]:
+        """List the numbers of columns of the results, in the order of ResultColumns."""
+        X = self.shape.nodes
+        return [self.shape.path_len, 1, 1, X, X * self.shape.is_wide, X * self.keeps_probs]
+
+
+class ResultColumns(NamedTuple):
+    """The columns of a step's results, on the device or the host; of padding, anything."""
+
+    sampled_tokens: Tensor  # [B, Q] the accepted path and the choice after it, then 0
+    num_accepted: Tensor  # [B, 1] 0..K
+    num_verified: Tensor  # [B, 1] nodes that had a row, which are the first
+    tokens: Tensor  # [B, X] of nodes
+    parents: Tensor  # [B, X] row of the parent in the slot; [B, 0] where all drafts are chains
+    # [B, X] that a live node and all above it hold, verified or not, times CONFIDENCE_ONE, 0 = not
+    # live; [B, 0] where nothing learns from it
+    probs: Tensor
 
 
 class StepBuffers:
     def __init__(self, sizes: BufferSizes, dtype: torch.dtype, device: torch.device) -> None:
-        T = sizes.max_tokens
-        B = sizes.max_reqs
-        K = sizes.num_speculative_tokens
-        L = sizes.max_level_rows
+        T, B, W = sizes.max_tokens, sizes.max_reqs, sizes.max_wide_reqs
+        Q, X = sizes.shape.path_len, sizes.shape.nodes
+        L, P = sizes.max_level_rows, W * (X + 1)
         self.sizes = sizes
 
         integers = partial(torch.zeros, dtype=torch.int64, device=device)
@@ -66,7 +82,7 @@ class StepBuffers:
         self.input_ids = integers(T)  # [T] 0 = padding
         self.positions = integers(T)  # [T] 0 = padding
         self.slot_mapping = integers(T)  # [T] cache slot, -1 = padding
-        self.num_valid = integers(B)  # [B] rows of a round that are not padding, 0..Q
+        self.num_valid = integers(B)  # [B] rows of a round that are not padding, the first ones
         self.rows_per_slot = integers(B)  # [B] shares of a round whose rows are shared out
         self.verify_start_loc = integers(B + 1)  # [B + 1] and the first row of each; then the end
         # [B + 1] first row of each part of a prompt, among the rows of prompts; the end for padding
@@ -74,46 +90,43 @@ class StepBuffers:
         self.sample_states = integers(T)  # [T] by decided row: its state row, -1 = padding
         self.sample_starts = integers(T)  # [T] the same: the first decided row of its slot
         self.last_token_indices = integers(B)  # [B] row to sample after; draft's seed; 0 = padding
+        # paths of rows; keys and values of nodes lie after the pool until the accepted ones move
+        self.path_rows = integers(P, Q)  # [P, Q] row of the step by depth, -1 after the row's own
+        self.path_slots = integers(P, Q)  # [P, Q] the cache slot of each of these
+        self.path_starts = integers(W)  # [W] position of the root
 
-        # what the target leaves
+        # what the target leaves, and what is decided
         self.hidden_states = floats(T, sizes.hidden_size)  # [T, D] after the final norm
         self.aux_hidden_states = floats(T, sizes.aux_width)  # [T, E]
         self.target_tokens = integers(T)  # [T] the choices, one per decided row
         self.pq_accepted = integers(B)  # [B] drafts that hold, where p/q decides
         # one tensor, so that one kernel sends a step's results to the host
-        self.results = integers(B, sizes.results_width)  # [B, ...]
-        self.sampled_tokens = self.results[:, : K + 1]  # [B, Q] valid up to num_accepted
-        self.num_accepted = self.results[:, K + 1]  # [B] 0..K
-        # of rounds that verify chains, or nothing; of others see tree_buffers.py
-        self.verified_tokens = self.results[:, K + 2 : 2 * K + 2]  # [B, K] drafts of a round
-        self.num_verified = self.results[:, 2 * K + 2]  # [B] those that had a row, 0..K
-        # [B, K] or [B, 0], of all live drafts, verified or not, times CONFIDENCE_ONE; others: 0
-        self.confidences = self.results[:, 2 * K + 3 :][:, : K if sizes.keeps_probs else 0]
+        self.results = integers(B, sum(sizes.result_widths))  # [B, ...]
+        self.columns = ResultColumns(*torch.split(self.results, sizes.result_widths, dim=1))
+        self.sampled_tokens = self.columns.sampled_tokens  # [B, Q]
+        self.num_accepted = self.columns.num_accepted[:, 0]  # [B]
+        self.accepted_rows = integers(W, Q)  # [W, Q] of the accepted path in the slot, then -1
+        # [T] rows of accepted paths in the step, 0 after them; then rows of prompts
+        self.path_sources = integers(max(T, W * Q) if W else 0)
+        self.moved_from = integers(W * (Q - 1))  # cache slots of accepted nodes, -1 = none
+        self.moved_to = integers(W * (Q - 1))  # where they go
 
         # the draft's own
         self.draft_input_ids = integers(T)  # [T] row t embeds token t + 1
         self.draft_sample_slots = integers(T)  # [T] batch slot whose sample it embeds
-        # [B, D] streams of seeds, then what is recycled; of trees [B x k], as parents of an older
-        # level may still be named
+        # [L, D] streams of seeds, then what is recycled; older levels may still be named as parents
         self.draft_hidden = floats(L, sizes.draft_hidden_size)
-        # of the next level's rows: of chains [B], of trees [B x k]
-        self.draft_last_tokens = integers(L)  # [B] what the next draft row embeds
-        self.draft_positions = integers(L)  # [B] of the seed, then the next row; 0 = padding
-        self.draft_slots = integers(L)  # [B] its cache slot, -1 = padding
-        self.draft_tokens = integers(B, K)  # [B, K] chains proposed in this step; 0 = padding
+        self.draft_last_tokens = integers(L)  # [L] what the next draft row embeds
+        self.draft_positions = integers(L)  # [L] of the seed, then the next row; 0 = padding
+        self.draft_slots = integers(L)  # [L] its cache slot, -1 = padding
+        self.candidates = Candidates(sizes.shape, W, sizes.first_node_slot, device)
         self.draft_levels = integers(B)  # [B] drafted so far
         # where the draft may stop early; see rounds/stop.py
         self.num_going = integers(1)  # [1] slots that draft the next level; 0: all have stopped
         self.votes = integers(1)  # [1] 0 between launches
-        self.tree: TreeBuffers | None = None
-        if sizes.tree is not None:
-            most, first_block = sizes.max_tree_reqs, sizes.num_kv_blocks
-            self.tree = TreeBuffers(sizes.tree, most, T, first_block, self.results[:, K + 2 :])
-
-    @property
-    def of_trees(self) -> TreeBuffers:
-        assert self.tree is not None, "buffers of an engine that drafts chains"
-        return self.tree
+        # nodes proposed in this step, first a chain of token 0
+        self.proposed_tokens = integers(B, X)  # [B, X]
+        self.proposed_parents = integers(B, X if W else 0)  # [B, X] as in ResultColumns
 
     @property
     def features(self) -> Tensor:
@@ -125,13 +138,13 @@ class StepBuffers:
         """Make every row padding, in batch slots of these lengths, to capture graphs."""
         zeros = (self.input_ids, self.positions, self.num_valid, self.last_token_indices)
         of_draft = (self.draft_input_ids, self.draft_last_tokens, self.draft_positions)
-        for buffer in (*zeros, *of_draft, self.draft_tokens):
+        for buffer in (*zeros, *of_draft, self.proposed_tokens, self.path_starts):
             buffer.zero_()
         mappings = (self.idx_mapping, self.sample_mapping, self.slot_mapping, self.sample_states)
         for buffer in (*mappings, self.draft_slots, self.draft_sample_slots):
             buffer.fill_(-1)
-        if self.tree is not None:
-            self.tree.fill_padding()
+        self.path_slots.fill_(self.sizes.first_node_slot)  # which no request owns
+        self.candidates.fill_padding()
         for starts in (self.prompt_start_loc, self.verify_start_loc):
             upload(starts, np.cumsum([0, *query_lens]))
 

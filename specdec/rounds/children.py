@@ -38,7 +38,7 @@ def launch_children(logits_XW: Tensor, to: DraftLevel, noise: Perturbation | Non
     P = to.rows_per_req
     found = launch_best_children(logits_XW, k, noise)
     buffers = to.buffers
-    wide = buffers.of_trees
+    wide = buffers.candidates
     state = to.state
     tiles = found.peaks.shape[1]
     nodes = wide.tokens, wide.scores, wide.places, wide.row_places, wide.parent_rows
@@ -46,9 +46,9 @@ def launch_children(logits_XW: Tensor, to: DraftLevel, noise: Perturbation | Non
     rows = buffers.draft_last_tokens, buffers.draft_positions, buffers.draft_slots
     slots = buffers.sample_mapping, state.num_computed_tokens, state.num_draft_tokens
     sizes = tiles, wide.scores.shape[1], len(state.num_computed_tokens) - 1, to.max_model_len
-    D = wide.draft_path_slots.shape[1]
+    D = wide.path_slots.shape[1]
     _write_children_kernel[(len(logits_XW) // P,)](
-        *(*nodes, wide.draft_path_slots, wide.draft_starts, *votes, *rows, *found),
+        *(*nodes, wide.path_slots, wide.starts, *votes, *rows, *found),
         found.ids if to.d2t_W is None else to.d2t_W,
         found.scores if to.threshold is None else to.threshold,
         *(*slots, *sizes, wide.first_slot, to.first_place, to.level),
@@ -219,7 +219,7 @@ def add_children_ref(
     logits_XW: Tensor, to: DraftLevel, noise: Perturbation | None, drafts_B: Tensor
 ) -> None:
     """Add the level's nodes to the list of all."""
-    wide = to.buffers.of_trees
+    wide = to.buffers.candidates
     B, k = len(drafts_B), to.width
     scores_XW = logits_XW
     if noise is not None:
@@ -250,7 +250,7 @@ def rank_children_ref(
     position_B1: of the rows, 0 where they are not valid
     """
     level = to.level or 0
-    wide = to.buffers.of_trees
+    wide = to.buffers.candidates
     B, k = len(drafts_B), to.width
     X = B * k
     of_level_BM = wide.scores[:B, to.first_place :][:, : to.rows_per_req * k]
@@ -261,15 +261,15 @@ def rank_children_ref(
     level_slot_Bk = wide.level_slots(B, level)
     if level == 0:
         # padding reads one key, whatever it holds: with none it would get NaN
-        path_slots = torch.full_like(wide.draft_path_slots[:X], -1)
+        path_slots = torch.full_like(wide.path_slots[:X], -1)
         path_slots[:, 0] = torch.where(is_valid_B1, level_slot_Bk, wide.first_slot).view(-1)
-        wide.draft_starts[:B] = position_B1[:, 0]
+        wide.starts[:B] = position_B1[:, 0]
     else:
-        path_slots = wide.draft_path_slots[parent_X]
+        path_slots = wide.path_slots[parent_X]
         path_slots[:, level] = level_slot_Bk.view(-1)
     replace(wide.row_places[:B], place_Bk, drafts_B)
     replace(wide.parent_rows[:X], parent_X, drafts_B)
-    replace(wide.draft_path_slots[:X], path_slots, drafts_B)
+    replace(wide.path_slots[:X], path_slots, drafts_B)
     decide_ref(
         to,
         of_level_BM.amax(dim=1).exp(),

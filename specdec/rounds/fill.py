@@ -1,122 +1,59 @@
-"""The rows of a step, laid out in the static buffers.
+"""The rows of a round, laid out in the static buffers: each slot's root and its live nodes.
 
-Verify slots come first: for each request its last sampled token and its drafts, at the positions
-after its context, gathered on the device; K + 1 rows, or 1 where no request drafts, or the number
-that share_rows gave it. Row i of such a slot has position num_computed + i. A row is padding (token
-0, position 0, KV slot -1) if its slot is empty, if i exceeds the request's own number of drafts or
-the drafts that it has, or if its position lies past max_model_len. Parts of prompts follow: the
-host knows their rows, lays them out and copies them.
+Row 0 of a slot is its request's last sampled token, at its own place in the request's blocks; row i
+is node i of what was drafted after it (state.py). A chain's nodes lie at the places of their
+positions. Where nodes may be siblings, which share a position, they lie in scratch slots after the
+pool, and each row has a path: the rows and cache slots of its ancestors, and its own.
+
+A row is padding (token 0, position 0, cache slot -1) if its slot is empty, its node is not live, or
+the context is full. Its path is the root alone, since attention over no key would give NaN.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
-import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.overlap import begin
 from specdec.rounds.buffers import StepBuffers
 from specdec.rounds.state import RequestState
-from specdec.rounds.upload import upload_all
-from specdec.scheduling.work import PromptPart
-from specdec.sizes import BLOCK_SIZE
-
-
-class Interval(NamedTuple):
-    """Batch slots or rows, from `first` to before `end`."""
-
-    first: int
-    end: int
-
-
-def fill_prompts(
-    buffers: StepBuffers, parts: Sequence[PromptPart], batch_slots: Interval, rows: Interval
-) -> None:
-    """Write the parts to these batch slots and rows, the last of which are padding.
-
-    A draft row embeds the token after its own: the next prompt token, even where the part ends
-    before it, or the token that this step will sample (draft_sample_slots). A resumed request's
-    last sampled token is known, and what is drawn in its place does not count.
-    """
-    num_reqs = batch_slots.end - batch_slots.first
-    num_tokens = rows.end - rows.first
-    ids, positions, next_ids = np.zeros((3, num_tokens), np.int64)
-    slots, sample_slots = np.full((2, num_tokens), -1)
-    state_rows, sample_rows = np.full((2, num_reqs), -1)
-    last = np.full(num_reqs, -rows.first)  # padding: row 0 of the step
-    starts = np.full(num_reqs + 1, num_tokens)
-    start = 0
-    for b, part in enumerate(parts):
-        here = slice(start, start + part.length)
-        position = np.arange(part.start, part.start + part.length)
-        ids[here] = part.prompt[part.start : part.start + part.length]
-        positions[here] = position
-        block = np.asarray(part.blocks)[position // BLOCK_SIZE]
-        slots[here] = block * BLOCK_SIZE + position % BLOCK_SIZE
-        following = part.prompt[part.start + 1 : part.start + part.length + 1]
-        next_ids[start : start + len(following)] = following
-        state_rows[b] = part.state_row
-        starts[b] = start
-        start += part.length
-        last[b] = start - 1
-        if part.ends_prompt:
-            sample_rows[b] = part.state_row
-        if part.samples:
-            sample_slots[last[b]] = b
-    starts[len(parts)] = start
-    of_slots = slice(batch_slots.first, None)
-    of_rows = slice(rows.first, None)
-    upload_all(
-        [
-            (buffers.input_ids[of_rows], ids),
-            (buffers.positions[of_rows], positions),
-            (buffers.slot_mapping[of_rows], slots),
-            (buffers.draft_input_ids[of_rows], next_ids),
-            (buffers.draft_sample_slots[of_rows], sample_slots),
-            (buffers.idx_mapping[of_slots], state_rows),
-            (buffers.sample_mapping[of_slots], sample_rows),
-            (buffers.last_token_indices[of_slots], last + rows.first),
-            (buffers.prompt_start_loc, starts),
-            # the last row of each part is decided
-            (buffers.sample_states[of_rows], sample_rows),
-            (buffers.sample_starts[of_rows], np.arange(num_reqs) + rows.first),
-        ]
-    )
+from specdec.sizes import BLOCK_SIZE, DraftShape
 
 
 def fill_round(
     buffers: StepBuffers,
     state: RequestState,
     num_reqs: int,
+    shape: DraftShape,
+    shared_rows: int,
     max_model_len: int,
-    query_len: int,
-    shared_rows: int = 0,
 ) -> None:
     """Gather the rows of each batch slot from the state by buffers.idx_mapping.
 
-    num_reqs: batch slots, padding included
-    query_len: rows of each slot
-    shared_rows: if not 0, a slot has its share of these instead, by buffers.rows_per_slot; rows
-        that no slot takes are padding, and buffers.verify_start_loc says where slots begin
+    num_reqs:    batch slots, padding included
+    shape:       what each slot has rows for, at most
+    shared_rows: rows of all slots, shared out among them by rows_per_slot; 0: each has shape.rows
     """
+    assert not (shape.is_wide and shared_rows), (shape, shared_rows)
     if not use_triton(buffers.idx_mapping):
-        fill_round_ref(buffers, state, num_reqs, max_model_len, query_len, shared_rows)
+        fill_round_ref(buffers, state, num_reqs, shape, shared_rows, max_model_len)
         return
-    rows = buffers.input_ids, buffers.positions, buffers.slot_mapping, buffers.num_valid
+    filled = buffers.input_ids, buffers.positions, buffers.slot_mapping, buffers.num_valid
     decided = buffers.sample_mapping, buffers.sample_states, buffers.sample_starts
-    draft_rows = buffers.verify_start_loc, buffers.draft_input_ids
-    slots = buffers.idx_mapping, buffers.rows_per_slot
-    progress = state.last_sampled_tokens, state.draft_tokens, state.num_computed_tokens
-    bounds = state.num_draft_tokens, state.num_nodes, state.block_table
+    shared = buffers.draft_input_ids, buffers.verify_start_loc, buffers.rows_per_slot
+    paths = buffers.path_rows, buffers.path_slots, buffers.path_starts
+    roots = buffers.idx_mapping, state.last_sampled_tokens, state.num_computed_tokens
+    nodes = state.draft_tokens, state.draft_parents, state.num_nodes
     R, M = state.block_table.shape
-    sizes = R - 1, M, max_model_len, state.draft_tokens.shape[1], num_reqs, shared_rows
+    sizes = R - 1, M, state.draft_tokens.shape[1], num_reqs, shared_rows, max_model_len
     _fill_round_kernel[(num_reqs + (shared_rows > 0),)](
-        *(*rows, *decided, *draft_rows, *slots, *progress, *bounds, *sizes),
-        Q=query_len,
-        Q_PADDED=next_power_of_2(query_len),
+        *(*filled, *decided, *shared, *paths, *roots, *nodes, state.block_table),
+        *(*sizes, buffers.sizes.first_node_slot),
+        N=shape.rows,
+        N_PADDED=next_power_of_2(shape.rows),
         SHARES=next_power_of_2(len(buffers.rows_per_slot)) if shared_rows else 0,
-        MAY_STOP=state.may_stop,
+        HAS_PATHS=shape.is_wide,
+        D1=buffers.path_rows.shape[1],
         S=BLOCK_SIZE,
         num_warps=1,
         **launch_options(buffers.idx_mapping),
@@ -132,43 +69,48 @@ def _fill_round_kernel(
     sample_ptr,  # [B]
     states_ptr,  # [T] sample_states
     first_rows_ptr,  # [T] sample_starts
-    starts_ptr,  # [B + 1] verify_start_loc, with SHARES
-    draft_ids_ptr,  # [T]
+    draft_ids_ptr,  # [T], with SHARES as the next two
+    starts_ptr,  # [B + 1] verify_start_loc
+    rows_per_slot_ptr,  # [B]
+    path_rows_ptr,  # [T, D1], with HAS_PATHS as the next two
+    path_slots_ptr,  # [T, D1]
+    path_starts_ptr,  # [B]
     idx_ptr,  # [B]
-    rows_per_slot_ptr,  # [B], with SHARES
     last_sampled_ptr,  # [R + 1]
-    drafts_ptr,  # [R + 1, X]
     num_computed_ptr,  # [R + 1]
-    num_drafts_ptr,  # [R + 1]
-    num_live_ptr,  # [R + 1], with MAY_STOP
+    tokens_ptr,  # [R + 1, X]
+    parents_ptr,  # [R + 1, X], with HAS_PATHS
+    num_nodes_ptr,  # [R + 1]
     block_table_ptr,  # [R + 1, M]
     R,
     M,
-    max_model_len,
     X,
     B,
     shared_rows,
-    Q: tl.constexpr,
-    Q_PADDED: tl.constexpr,
+    max_model_len,
+    first_node_slot,
+    N: tl.constexpr,
+    N_PADDED: tl.constexpr,
     SHARES: tl.constexpr,
-    MAY_STOP: tl.constexpr,
+    HAS_PATHS: tl.constexpr,
+    D1: tl.constexpr,
     S: tl.constexpr,
     PDL: tl.constexpr,
 ):
     begin(PDL)
     b = tl.program_id(0)
-    i = tl.arange(0, Q_PADDED)
-    first = b * Q
-    count = Q
+    i = tl.arange(0, N_PADDED)
+    first = b * N
+    count = N
     if SHARES > 0:
         slot = tl.arange(0, SHARES)
         earlier = tl.load(rows_per_slot_ptr + slot, mask=slot < tl.minimum(b, B), other=0)
         first = tl.sum(earlier, axis=0).to(tl.int32)
         tl.store(starts_ptr + b, first.to(tl.int64))
-        if b == B:
-            for start in range(first, shared_rows, Q_PADDED):
+        if b == B:  # rows that no slot takes
+            for start in range(first, shared_rows, N_PADDED):
                 is_left = start + i < shared_rows
-                zero = tl.zeros((Q_PADDED,), tl.int64)
+                zero = tl.zeros((N_PADDED,), tl.int64)
                 tl.store(input_ids_ptr + start + i, zero, mask=is_left)
                 tl.store(positions_ptr + start + i, zero, mask=is_left)
                 tl.store(draft_ids_ptr + start + i, zero, mask=is_left)
@@ -177,25 +119,52 @@ def _fill_round_kernel(
                 tl.store(states_ptr + start + i, zero - 1, mask=is_left)
             return
         count = tl.load(rows_per_slot_ptr + b).to(tl.int32)
+    inside = i < count
     idx = tl.load(idx_ptr + b)
     row = tl.where(idx < 0, R, idx)
-    position = tl.load(num_computed_ptr + row) + i
-    most = tl.load(num_drafts_ptr + row)
-    if MAY_STOP:
-        most = tl.minimum(most, tl.load(num_live_ptr + row))
-    last = tl.where(idx < 0, -1, tl.minimum(most, count - 1))
-    is_valid = (i <= last) & (position < max_model_len)
-    draft = tl.load(drafts_ptr + row * X + i - 1, mask=(i > 0) & is_valid, other=0)
-    token = tl.where(i == 0, tl.load(last_sampled_ptr + row), draft)
-    block = tl.load(block_table_ptr + row * M + position // S, mask=is_valid, other=0)
+    start = tl.load(num_computed_ptr + row)
+    has_root = (idx >= 0) & (start < max_model_len)
+    last = tl.where(has_root, tl.minimum(tl.load(num_nodes_ptr + row), count - 1), -1)
+    is_live = i <= last
+    nodes = row * X - 1  # of row 1, less 1
+    node = tl.load(tokens_ptr + nodes + i, mask=is_live & (i > 0), other=0)
+    token = tl.where(i == 0, tl.load(last_sampled_ptr + row), node)
+    depth = tl.zeros((N_PADDED,), tl.int64)
+    if HAS_PATHS:
+        above = tl.where(is_live, i, 0).to(tl.int64)
+        for _ in range(1, D1):
+            depth += (above > 0).to(tl.int64)
+            above = tl.load(parents_ptr + nodes + above, mask=above > 0, other=0)
+    else:
+        depth += i
+    position = start + depth
     at = first + i
-    inside = i < count
-    tl.store(input_ids_ptr + at, tl.where(is_valid, token, 0), mask=inside)
-    tl.store(positions_ptr + at, tl.where(is_valid, position, 0), mask=inside)
-    tl.store(slots_ptr + at, tl.where(is_valid, block * S + position % S, -1), mask=inside)
-    tl.store(states_ptr + at, tl.where(is_valid, idx, -1), mask=inside)
-    tl.store(first_rows_ptr + at, tl.zeros_like(position) + first, mask=inside)
-    tl.store(num_valid_ptr + b, tl.sum(is_valid.to(tl.int64), axis=0))
+    if HAS_PATHS:
+        block = tl.load(block_table_ptr + row * M + start // S, mask=has_root, other=0)
+        # a slot without a request reads one key, whatever it holds: with none it would get NaN
+        root_slot = tl.where(has_root, block * S + start % S, first_node_slot)
+        node_slots = first_node_slot + b * X - 1  # of row 1, less 1
+        slot = tl.where(i == 0, root_slot, node_slots + i)
+        tl.store(path_starts_ptr + b, tl.where(has_root, start, 0))
+        above = tl.where(is_live, i, 0).to(tl.int64)
+        for behind in range(D1):
+            level = D1 - 1 - behind
+            is_above = level <= depth
+            path_slot = tl.where(above > 0, node_slots + above, root_slot)
+            path_at = at * D1 + level
+            tl.store(path_rows_ptr + path_at, tl.where(is_above, first + above, -1), mask=inside)
+            tl.store(path_slots_ptr + path_at, tl.where(is_above, path_slot, -1), mask=inside)
+            is_node = is_above & (above > 0)
+            above = tl.load(parents_ptr + nodes + above, mask=is_node, other=above)
+    else:
+        block = tl.load(block_table_ptr + row * M + position // S, mask=is_live, other=0)
+        slot = block * S + position % S
+    tl.store(input_ids_ptr + at, tl.where(is_live, token, 0), mask=inside)
+    tl.store(positions_ptr + at, tl.where(is_live, position, 0), mask=inside)
+    tl.store(slots_ptr + at, tl.where(is_live, slot, -1), mask=inside)
+    tl.store(states_ptr + at, tl.where(is_live, idx, -1), mask=inside)
+    tl.store(first_rows_ptr + at, tl.zeros_like(depth) + first, mask=inside)
+    tl.store(num_valid_ptr + b, last + 1)
     tl.store(sample_ptr + b, idx)
 
 
@@ -203,40 +172,62 @@ def fill_round_ref(
     buffers: StepBuffers,
     state: RequestState,
     num_reqs: int,
+    shape: DraftShape,
+    shared_rows: int,
     max_model_len: int,
-    query_len: int,
-    shared_rows: int = 0,
 ) -> None:
     B = num_reqs
-    T = shared_rows or B * query_len
+    T = shared_rows or B * shape.rows
     row_B = buffers.idx_mapping[:B]  # -1 for padding, which reads the last row: the scratch row
-    counts_B = torch.full_like(row_B, query_len)
+    counts_B = torch.full_like(row_B, shape.rows)
     if shared_rows:
         counts_B = buffers.rows_per_slot[:B]
     starts = torch.cat([torch.zeros_like(row_B[:1]), counts_B.cumsum(dim=0)])
     t_T = torch.arange(T, device=row_B.device)
     slot_T = torch.searchsorted(starts[1:], t_T, right=True)  # B: a row that no slot takes
-    row_T = torch.cat([row_B, torch.full_like(row_B[:1], -1)])[slot_T]
+    row_T = F.pad(row_B, (0, 1), value=-1)[slot_T]
     first_T = torch.where(slot_T < B, starts[slot_T], 0)
     i_T = t_T - first_T
-    position_T = state.num_computed_tokens[row_T] + i_T
-    most_R = state.num_draft_tokens
-    if state.may_stop:
-        most_R = torch.minimum(most_R, state.num_nodes)
-    is_own_T = (row_T >= 0) & (i_T <= most_R[row_T])
-    is_valid_T = is_own_T & (position_T < max_model_len)
-    ids_BX = torch.cat([state.last_sampled_tokens[:, None], state.draft_tokens], dim=1)
-    ids_T = ids_BX[row_T, i_T.clamp(max=ids_BX.shape[1] - 1)]
-
-    buffers.input_ids[:T] = torch.where(is_valid_T, ids_T, 0)
-    buffers.positions[:T] = torch.where(is_valid_T, position_T, 0)
-    buffers.slot_mapping[:T] = state.slots(position_T, row_T, is_valid_T)
-    buffers.sample_states[:T] = torch.where(is_valid_T, row_T, -1)
+    has_root_T = (row_T >= 0) & (state.num_computed_tokens[row_T] < max_model_len)
+    is_live_T = has_root_T & (i_T <= state.num_nodes[row_T])
+    live_T = torch.where(is_live_T, i_T, 0)
+    depth_T = live_T
+    if shape.is_wide:
+        path_TD = _paths(state, row_T, live_T, buffers.path_rows.shape[1])
+        depth_T = (path_TD >= 0).sum(dim=1) - 1
+    position_T = state.num_computed_tokens[row_T] + depth_T
+    slots_T = state.slots(position_T, row_T, is_live_T & (not shape.is_wide or i_T == 0))
+    if shape.is_wide:
+        node_slot_T = buffers.sizes.first_node_slot - 1 + slot_T * state.draft_tokens.shape[1]
+        slots_T = torch.where(is_live_T & (i_T > 0), node_slot_T + i_T, slots_T)
+        # a slot without a request reads one key, whatever it holds: with none it would get NaN
+        root_T = torch.where(has_root_T, slots_T[first_T], buffers.sizes.first_node_slot)
+        path_slot_TD = torch.where(path_TD > 0, node_slot_T[:, None] + path_TD, root_T[:, None])
+        buffers.path_slots[:T] = torch.where(path_TD >= 0, path_slot_TD, -1)
+        buffers.path_rows[:T] = torch.where(path_TD >= 0, path_TD + first_T[:, None], -1)
+        buffers.path_starts[:B] = torch.where(has_root_T, position_T, 0)[starts[:-1]]
+    tokens = torch.cat([state.last_sampled_tokens[:, None], state.draft_tokens], dim=1)
+    buffers.input_ids[:T] = torch.where(is_live_T, tokens[row_T, live_T], 0)
+    buffers.positions[:T] = torch.where(is_live_T, position_T, 0)
+    buffers.slot_mapping[:T] = slots_T
+    buffers.sample_states[:T] = torch.where(is_live_T, row_T, -1)
     buffers.sample_starts[:T] = first_T
-    room_B = (max_model_len - state.num_computed_tokens[row_B]).clamp(min=0)
-    own_B = torch.minimum(counts_B, most_R[row_B] + 1)
-    buffers.num_valid[:B] = torch.where(row_B >= 0, torch.minimum(own_B, room_B), 0)
+    num_valid = torch.zeros_like(starts).index_add_(0, slot_T, is_live_T.long())
+    buffers.num_valid[:B] = num_valid[:B]
     buffers.sample_mapping[:B] = row_B
     if shared_rows:
         buffers.verify_start_loc[: B + 1] = starts
         buffers.draft_input_ids[:T].masked_fill_(slot_T == B, 0)
+
+
+def _paths(state: RequestState, row_T: Tensor, node_T: Tensor, path_len: int) -> Tensor:
+    """List the path [T, D + 1] of each row: rows of its slot from the root to it, then -1."""
+    parents = F.pad(state.draft_parents, (1, 0))  # the root's is itself
+    above = [node_T]
+    for _ in range(1, path_len):
+        above.append(parents[row_T, above[-1]])
+    above_TD = torch.stack(above[::-1], dim=1)
+    depth_T1 = (above_TD > 0).sum(dim=1, keepdim=True)
+    level_D = torch.arange(path_len, device=node_T.device)
+    from_TD = (level_D + path_len - 1 - depth_T1).clamp(max=path_len - 1)
+    return torch.where(level_D <= depth_T1, above_TD.gather(1, from_TD), -1)

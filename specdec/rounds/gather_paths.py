@@ -1,40 +1,40 @@
-"""Trees cut down to their accepted paths: features, and the rows of prompts that lay after them."""
+"""Rounds cut down to accepted paths: features, and the rows of prompts that lay after all nodes."""
 
 import torch
 
 from specdec.kernels import jit, launch_options, pick, tl
 from specdec.kernels.overlap import begin
 from specdec.rounds.buffers import StepBuffers
-from specdec.rounds.commit_tree import TreeRows
+from specdec.sizes import DraftShape
 
 AT_ONCE = 1024  # rows that the kernel moves in an iteration
 
 
 def gather_paths(
-    buffers: StepBuffers, num_reqs: int, tree: TreeRows, num_prompt_rows: int, num_rows: int
+    buffers: StepBuffers, num_reqs: int, shape: DraftShape, num_prompt_rows: int, num_rows: int
 ) -> None:
     """Bring what the draft reads to the rows of paths, the same number for each slot.
 
     Then come num_prompt_rows rows of prompts, and padding up to num_rows.
     """
-    first = num_reqs * tree.path_len
+    first = num_reqs * shape.path_len
     if num_rows > first:
         move = pick(buffers.positions, launch_move_prompts, move_prompts_ref)
-        move(buffers, num_reqs, tree, num_prompt_rows, num_rows)
-    at_T = buffers.of_trees.path_sources[:num_rows]
+        move(buffers, num_reqs, shape, num_prompt_rows, num_rows)
+    at_T = buffers.path_sources[:num_rows]
     buffers.features[:num_rows] = buffers.features[at_T]
 
 
 def launch_move_prompts(
-    buffers: StepBuffers, num_reqs: int, tree: TreeRows, num_prompt_rows: int, num_rows: int
+    buffers: StepBuffers, num_reqs: int, shape: DraftShape, num_prompt_rows: int, num_rows: int
 ) -> None:
     moved = buffers.positions, buffers.slot_mapping, buffers.draft_input_ids
     last_rows = buffers.last_token_indices
     _move_prompts_kernel[(1,)](
-        *(*moved, buffers.of_trees.path_sources, last_rows),
+        *(*moved, buffers.path_sources, last_rows),
         *(len(last_rows), num_reqs, num_prompt_rows, num_rows),
-        N=tree.num_rows,
-        Q=tree.path_len,
+        N=shape.rows,
+        Q=shape.path_len,
         BLOCK=AT_ONCE,
         num_warps=8,
         **launch_options(buffers.positions),
@@ -82,10 +82,10 @@ def _move_prompts_kernel(
 
 
 def move_prompts_ref(
-    buffers: StepBuffers, num_reqs: int, tree: TreeRows, num_prompt_rows: int, num_rows: int
+    buffers: StepBuffers, num_reqs: int, shape: DraftShape, num_prompt_rows: int, num_rows: int
 ) -> None:
-    """Write the rows after the paths: those of prompts, which lay after the trees, then padding."""
-    N, Q = tree
+    """Write the rows after the paths: those of prompts, which lay after all nodes, then padding."""
+    N, Q = shape.rows, shape.path_len
     first = num_reqs * Q
     t_T = torch.arange(first, num_rows, device=buffers.positions.device)
     is_prompt_T = t_T < first + num_prompt_rows
@@ -93,6 +93,6 @@ def move_prompts_ref(
     padding = ((buffers.positions, 0), (buffers.slot_mapping, -1), (buffers.draft_input_ids, 0))
     for buffer, value in padding:
         buffer[first:num_rows] = torch.where(is_prompt_T, buffer[at_T], value)
-    buffers.of_trees.path_sources[first:num_rows] = at_T
+    buffers.path_sources[first:num_rows] = at_T
     last = buffers.last_token_indices[num_reqs:]
     last.copy_(torch.where(last >= num_reqs * N, last - num_reqs * (N - Q), last))

@@ -18,17 +18,17 @@ WARPS = 8  # measured on an H200
 
 
 def launch_keep_nodes(num_reqs: int, to: DraftLevel) -> None:
-    wide = to.buffers.of_trees
+    wide = to.buffers.candidates
     state = to.state
-    proposed = wide.proposed_nodes, wide.proposed_parents
-    kept = state.draft_tokens, state.draft_parents, state.draft_depths, state.draft_probs
+    proposed = to.buffers.proposed_tokens, to.buffers.proposed_parents
+    kept = state.draft_tokens, state.draft_parents, state.draft_probs
     nodes = wide.rows, wide.tokens, wide.scores, wide.places
     slots = to.buffers.draft_levels, to.buffers.sample_mapping
     bounds = state.num_computed_tokens, state.num_draft_tokens
     sizes = len(state.num_computed_tokens) - 1, wide.scores.shape[1], to.max_model_len
     _keep_nodes_kernel[(num_reqs,)](
         *(*proposed, *kept, state.num_nodes, *nodes, *slots, *bounds, *sizes),
-        X=wide.shape.num_nodes,
+        X=wide.shape.nodes,
         K=to.width,
         BLOCK=BLOCK,
         STEP=STEP,
@@ -43,7 +43,6 @@ def _keep_nodes_kernel(
     proposed_parents_ptr,  # [B, X]
     kept_ptr,  # [R + 1, X] draft_tokens
     kept_parents_ptr,  # [R + 1, X]
-    kept_depths_ptr,  # [R + 1, X]
     kept_probs_ptr,  # [R + 1, X] float32
     num_nodes_ptr,  # [R + 1]
     rows_ptr,  # [B, M] row of each node, 0 = it is not kept
@@ -89,37 +88,33 @@ def _keep_nodes_kernel(
         place = tl.load(places_ptr + first + i, mask=is_live, other=-1)
         score = tl.load(scores_ptr + first + i, mask=is_live, other=float("-inf"))
         parent = tl.load(rows_ptr + first + place, mask=is_live & (place >= 0), other=0)
-        depth = tl.where((i < K) | (i >= num_live), 1, (i - K) // (K * K) + 2).to(tl.int64)
         tl.store(proposed_ptr + b * X + row - 1, token, mask=is_kept)
         tl.store(proposed_parents_ptr + b * X + row - 1, parent, mask=is_kept)
         at = state * X + row - 1
         tl.store(kept_ptr + at, token, mask=is_kept)
         tl.store(kept_parents_ptr + at, parent, mask=is_kept)
-        tl.store(kept_depths_ptr + at, depth, mask=is_kept)
         tl.store(kept_probs_ptr + at, tl.exp(score), mask=is_kept)
 
 
 def keep_nodes_ref(num_reqs: int, to: DraftLevel) -> None:
-    wide = to.buffers.of_trees
+    wide = to.buffers.candidates
     state = to.state
     B = num_reqs
-    X = wide.shape.num_nodes
+    X = wide.shape.nodes
     row_B = to.buffers.sample_mapping[:B]
     room_B = to.max_model_len - 1 - state.num_computed_tokens[row_B]
     own_B = torch.minimum(to.buffers.draft_levels[:B], state.num_draft_tokens[row_B])
     place_M = torch.arange(wide.scores.shape[1], device=row_B.device)
-    depth_M = depths(place_M, to.width)
-    is_live_BM = depth_M <= torch.minimum(own_B, room_B)[:, None]
+    is_live_BM = depths(place_M, to.width) <= torch.minimum(own_B, room_B)[:, None]
     scores_BM = torch.where(is_live_BM, wide.scores[:B], -torch.inf)
     places_BM = torch.where(is_live_BM, wide.places[:B], ROOT)
     place_BX, parents_BX = kept_nodes(scores_BM, places_BM, X)
     is_live_BX = is_live_BM.gather(1, place_BX)
     tokens_BX = torch.where(is_live_BX, wide.tokens[:B].gather(1, place_BX), 0)
-    wide.proposed_nodes[:B] = tokens_BX
-    wide.proposed_parents[:B] = parents_BX
+    to.buffers.proposed_tokens[:B] = tokens_BX
+    to.buffers.proposed_parents[:B] = parents_BX
     # row -1, padding: the scratch row
     state.num_nodes[row_B] = is_live_BX.sum(dim=1)
     state.draft_tokens[row_B] = tokens_BX
     state.draft_parents[row_B] = parents_BX
-    state.draft_depths[row_B] = torch.where(is_live_BX, depth_M[place_BX], 1)
     state.draft_probs[row_B] = scores_BM.gather(1, place_BX).exp()

@@ -85,11 +85,11 @@ def launch_write_nodes(
     tiles, B = best.shape
     rows = buffers.draft_last_tokens, buffers.draft_positions, buffers.draft_slots
     votes = buffers.num_going, buffers.votes
-    nodes = state.draft_tokens, state.num_nodes, state.draft_confidences, state.draft_probs
+    nodes = state.draft_tokens, state.num_nodes, state.draft_probs
     slots = buffers.sample_mapping, state.num_computed_tokens, state.num_draft_tokens
     R, M = state.block_table.shape
     _write_nodes_kernel[(B,)](
-        *(buffers.draft_tokens, buffers.draft_levels, *rows, *votes, *nodes, best, ids),
+        *(buffers.proposed_tokens, buffers.draft_levels, *rows, *votes, *nodes, best, ids),
         best if sums is None else sums,
         best if temperature_B is None else temperature_B,
         best if to.calibration is None else to.calibration,
@@ -113,7 +113,7 @@ def launch_write_nodes(
 
 @jit(varying=("temperatures_ptr", "tiles", "B", "given_level"))
 def _write_nodes_kernel(
-    proposed_ptr,  # [B, K] tokens
+    proposed_ptr,  # [B, X] tokens
     levels_ptr,  # [B] draft_levels
     last_ptr,  # [B]
     positions_ptr,  # [B]
@@ -122,7 +122,6 @@ def _write_nodes_kernel(
     votes_ptr,  # [1] with STOPS
     tokens_ptr,  # [R + 1, X]
     num_nodes_ptr,  # [R + 1]
-    confidences_ptr,  # [R + 1, X] float32, with HAS_PROBS
     probs_ptr,  # [R + 1, X] float32, with HAS_PROBS
     best_ptr,  # [tiles, B]
     ids_ptr,  # [tiles, B]
@@ -169,7 +168,7 @@ def _write_nodes_kernel(
     if HAS_D2T:
         token = tl.load(d2t_ptr + token)
     position = tl.load(num_computed_ptr + row) + level
-    tl.store(proposed_ptr + b * K + level, token)
+    tl.store(proposed_ptr + b * X + level, token)
     tl.store(tokens_ptr + row * X + level, token)
     tl.debug_barrier()  # every warp has read the count
     tl.store(levels_ptr + b, level + 1)
@@ -191,7 +190,6 @@ def _write_nodes_kernel(
         at = row * X + level
         if not IS_FIRST:
             prob = prob * tl.load(probs_ptr + at - 1, mask=level > 0, other=1.0)
-        tl.store(confidences_ptr + at, share)
         tl.store(probs_ptr + at, prob)
         if STOPS:
             decide(stop, num_voters, prob, level, idx, row)
@@ -247,12 +245,12 @@ def _write_nodes_ref(
     own_B = torch.minimum(level_B + 1, state.num_draft_tokens[row_B])
     num_nodes_B = torch.minimum(own_B, room_B).clamp(min=0)
     written = [
-        (to.buffers.draft_tokens, torch.arange(len(row_B), device=row_B.device), token_B),
+        (to.buffers.proposed_tokens, torch.arange(len(row_B), device=row_B.device), token_B),
         (state.draft_tokens, row_B, token_B),
     ]
     if to.calibration is not None:
-        share_B, prob_B = _probs_ref(scores_BW, to, noise, level_B)
-        written += [(state.draft_confidences, row_B, share_B), (state.draft_probs, row_B, prob_B)]
+        prob_B = _probs_ref(scores_BW, to, noise, level_B)
+        written.append((state.draft_probs, row_B, prob_B))
         decide_ref(to, prob_B, level_B, drafts_B)
     for x, at_B, value_B in written:
         x[at_B, level_B] = torch.where(drafts_B, value_B, x[at_B, level_B])
@@ -262,8 +260,8 @@ def _write_nodes_ref(
 
 def _probs_ref(
     scores_BW: Tensor, to: DraftLevel, noise: Perturbation | None, level_B: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Compute the confidence, and the probability that the path up to the node holds."""
+) -> Tensor:
+    """Compute the probability that the path up to the node holds."""
     assert to.calibration is not None, to
     temperature_B = torch.zeros_like(scores_BW[:, 0])
     if noise is not None:
@@ -275,4 +273,4 @@ def _probs_ref(
     intercept_B, slope_B = to.calibration[is_drawn_B.long(), level_B].unbind(-1)
     prob_B = torch.sigmoid(intercept_B + slope_B * (inside_B / (1 - inside_B)).log())
     before_B = to.state.draft_probs[row_B, (level_B - 1).clamp(min=0)]
-    return share_B, torch.where(level_B > 0, before_B, 1.0) * prob_B
+    return torch.where(level_B > 0, before_B, 1.0) * prob_B

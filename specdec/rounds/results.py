@@ -6,13 +6,13 @@ The draft's proposals are copied later, where a grammar has to follow them.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.rounds.buffers import CONFIDENCE_ONE, StepBuffers
+from specdec.rounds.buffers import CONFIDENCE_ONE, ResultColumns, StepBuffers
 from specdec.rounds.logprobs import RecordedLogprobs, StepLogprobs
 from specdec.rounds.send import sender
 
@@ -25,56 +25,38 @@ class StepResult:
 
     sampled_tokens: list[list[int]]  # K + 1 each; num_accepted + 1 of them count
     num_accepted: list[int]
-    draft_tokens: list[list[int]]  # the drafts that were verified: one for each row that had one
-    # of trees: the parent of each of these, 0 for the root and i for the i-th of them; of chains []
+    draft_tokens: list[list[int]]  # the nodes that were verified: one for each row that had one
+    # the parent of each of these, 0 for the root and i for the i-th of them; [] where all drafts
+    # are chains
     draft_parents: list[list[int]]
-    # of trees: the draft's probability of the path to each of these; of a round of chains []
-    draft_probs: list[list[float]]
-    # [B, K] float32, of live drafts by level; [B, 0] where K is fixed, and of trees
-    confidences: np.ndarray
+    # [B, X] float32, that a live node and all above it hold, verified or not, 0 = not live; [B, 0]
+    # where nothing learns from it
+    path_probs: np.ndarray
     logprobs: StepLogprobs | None = None  # by decided row, see step_sizes.py
     prompt_logprobs: Sequence[StepLogprobs | None] = ()  # one per part of a prompt
 
+    @property
+    def draft_probs(self) -> list[list[float]]:
+        """List the draft's probabilities of the paths to the nodes that were verified."""
+        of_nodes = zip(self.path_probs.tolist(), self.draft_tokens, strict=True)
+        return [probs[: len(tokens)] for probs, tokens in of_nodes]
 
-@dataclass(frozen=True, slots=True)
-class ResultColumns:
-    """How a row of the buffers' results is read, of a round of chains or of trees.
-
-    Both have the sampled tokens [path_len] and the number accepted; then the verified drafts
-    [num_drafts], their number, and confidences [num_confidences], or of trees the parents and the
-    probabilities of the paths [num_drafts].
-    """
-
-    path_len: int  # K + 1
-    num_drafts: int
-    num_confidences: int = 0
-    is_tree: bool = False
-
-    def drafts(self, rows: list[list[int]]) -> "Drafts":
-        """Cut drafts to the verified ones: nodes of trees that had no row are left out."""
-        first = self.path_len + 1
-        end = first + self.num_drafts
-        if not self.is_tree:
-            none: list[list[int]] = [[] for _ in rows]
-            return Drafts([row[first : first + row[end]] for row in rows], none, [])
-        found = Drafts([], [], [])
-        for row in rows:
-            tokens, parents = row[first:end], row[end + 1 :][: self.num_drafts]
-            probs = row[end + 1 + self.num_drafts :]
-            kept = [i for i, parent in enumerate(parents) if parent >= 0]
-            number = {0: 0} | {i + 1: n for n, i in enumerate(kept, start=1)}
-            found.tokens.append([tokens[i] for i in kept])
-            found.parents.append([number[parents[i]] for i in kept])
-            found.probs.append([probs[i] / CONFIDENCE_ONE for i in kept])
+    @property
+    def confidences(self) -> np.ndarray:
+        """Return the probabilities [B, K] of a chain's live nodes, given that those above hold."""
+        K = len(self.sampled_tokens[0]) - 1
+        probs = self.path_probs[:, :K]
+        above = np.concatenate([np.ones_like(probs[:, :1]), probs[:, :-1]], axis=1)
+        found = np.zeros_like(probs)
+        np.divide(probs, above, out=found, where=above > 0)
         return found
 
 
-class Drafts(NamedTuple):
-    """The verified drafts by batch slot, see StepResult."""
+class Proposals(NamedTuple):
+    """The nodes that a step proposed, by batch slot. parents: see requests/draft_tree.py."""
 
-    tokens: list[list[int]]
-    parents: list[list[int]]
-    probs: list[list[float]]
+    tokens: Sequence[Sequence[int]]
+    parents: Sequence[Sequence[int]]
 
 
 @dataclass(slots=True)
@@ -88,16 +70,15 @@ class HostWaits:
 class PendingResult:
     """A step's results on their way; read them before NUM_SLOTS further steps are launched."""
 
-    rows_cpu: Tensor  # [B, X] as in the buffers
-    columns: ResultColumns
+    rows_cpu: Tensor  # [B, ...] as in the buffers
+    widths: list[int]  # numbers of its columns
     sent: torch.cuda.Event | None
     logprobs: StepLogprobs | None = None
     prompt_logprobs: list[StepLogprobs | None] = field(default_factory=list)
-    # drafts for the next round, if they were sent: chains [1, B, K], or trees with the parents of
-    # their nodes [2, B, N - 1]
-    proposals_cpu: Tensor | None = None
+    # nodes for the next round, and their parents, [B, X] each, if they were sent
+    proposals_cpu: Sequence[Tensor] = ()
     proposed: torch.cuda.Event | None = None
-    _proposals: "Proposals | None" = None  # once they were read
+    _proposals: Proposals | None = None  # once they were read
     waits: HostWaits = field(default_factory=HostWaits)  # the time of `wait` is added there
 
     def ms_after(self, earlier: "PendingResult") -> float | None:
@@ -119,72 +100,44 @@ class PendingResult:
     def read(self) -> StepResult:
         """Read the result, once it has arrived."""
         self.wait()
-        columns = self.columns
-        Q = columns.path_len
-        first = Q + 2 + columns.num_drafts
-        found = self.rows_cpu.numpy()  # numpy's tolist takes half as long as a tensor's
-        rows = (found if columns.is_tree else found[:, :first]).tolist()
-        drafts = columns.drafts(rows)
-        confidences = found[:, first : first + columns.num_confidences]
+        columns = ResultColumns(*torch.split(self.rows_cpu, self.widths, dim=1))
+        counts = _listed(columns.num_verified[:, 0])
+
+        def verified(nodes: Tensor) -> list[list[int]]:
+            return [row[:n] for row, n in zip(_listed(nodes), counts, strict=True)]
+
         return StepResult(
-            sampled_tokens=[row[:Q] for row in rows],
-            num_accepted=[row[Q] for row in rows],
-            draft_tokens=drafts.tokens,
-            draft_parents=drafts.parents,
-            draft_probs=drafts.probs,
-            confidences=confidences.astype(np.float32) / CONFIDENCE_ONE,
+            sampled_tokens=_listed(columns.sampled_tokens),
+            num_accepted=_listed(columns.num_accepted[:, 0]),
+            draft_tokens=verified(columns.tokens),
+            draft_parents=verified(columns.parents),
+            path_probs=columns.probs.numpy().astype(np.float32) / CONFIDENCE_ONE,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
         )
 
-    def read_proposals(self) -> "Proposals":
-        """The drafts that this step proposed. Waits for the draft's passes."""
-        assert self.proposals_cpu is not None, "no proposals were sent"
+    def read_proposals(self) -> Proposals:
+        """The nodes that this step proposed. Waits for the draft's passes."""
+        assert self.proposals_cpu, "no proposals were sent"
         if self._proposals is None:
             if self.proposed is not None:
                 self.proposed.synchronize()
-            self._proposals = Proposals(*self.proposals_cpu.tolist())
+            tokens, parents = map(_listed, self.proposals_cpu)
+            if not any(parents):  # all drafts are chains
+                parents = [range(len(row)) for row in tokens]
+            self._proposals = Proposals(tokens, parents)
         return self._proposals
 
 
-class Proposals(NamedTuple):
-    """By batch slot. parents: of the nodes of trees, see requests/draft_tree.py; None: chains."""
-
-    tokens: list[list[int]]
-    parents: list[list[int]] | None = None
-
-
-class SentProposals:
-    """Proposals [B, X] of one kind in pinned memory, one slot for each step on its way."""
-
-    def __init__(self, proposed: Sequence[Tensor]) -> None:
-        self._proposed = proposed
-        first = proposed[0]
-        shape = (NUM_SLOTS, len(proposed), *first.shape)
-        self._slots_cpu = torch.zeros(shape, dtype=first.dtype, pin_memory=first.is_cuda)
-
-    def send(self, slot: int, num_reqs: int) -> Tensor:
-        """Start the copy, to where it returns."""
-        slot_cpu = self._slots_cpu[slot, :, :num_reqs]
-        for place_cpu, proposed in zip(slot_cpu, self._proposed, strict=True):
-            place_cpu.copy_(proposed[:num_reqs], non_blocking=True)
-        return slot_cpu
-
-
 class Results:
-    """The buffers' packed results in pinned memory, one slot for each step on its way."""
+    """The buffers' results and proposals in pinned memory, a slot for each step on its way."""
 
     def __init__(self, buffers: StepBuffers) -> None:
         self._results = results = buffers.results
-        shape = (NUM_SLOTS, *results.shape)
-        self._slots_cpu = torch.zeros(shape, dtype=results.dtype, pin_memory=results.is_cuda)
-        Q, K = buffers.sampled_tokens.shape[1], buffers.verified_tokens.shape[1]
-        self._columns = ResultColumns(Q, K, buffers.confidences.shape[1])
-        self._chains = SentProposals([buffers.draft_tokens])
-        tree = buffers.tree
-        if tree is not None:
-            self._columns_of_trees = ResultColumns(Q, tree.shape.num_nodes, is_tree=True)
-            self._trees = SentProposals([tree.proposed_nodes, tree.proposed_parents])
+        self._proposed = buffers.proposed_tokens, buffers.proposed_parents
+        self._slots_cpu = _slots_for(results)
+        self._proposals_cpu = [_slots_for(nodes) for nodes in self._proposed]
+        self._widths = buffers.sizes.result_widths
         self._sent = [
             torch.cuda.Event(enable_timing=True) if results.is_cuda else None  # type: ignore[no-untyped-call]
             for _ in range(NUM_SLOTS)
@@ -192,13 +145,10 @@ class Results:
         self._send = sender(results)
         self._num_sent = 0
         self.waits = HostWaits()
-        self.latest = PendingResult(self._slots_cpu[0, :0], self._columns, None)
+        self.latest = PendingResult(self._slots_cpu[0, :0], self._widths, None)
 
-    def send(self, num_reqs: int, logprobs: RecordedLogprobs, are_trees: bool = False) -> None:
-        """Send the results; nothing waits for them here. `latest` is where they arrive.
-
-        are_trees: whether trees were verified
-        """
+    def send(self, num_reqs: int, logprobs: RecordedLogprobs) -> None:
+        """Send the results; nothing waits for them here. `latest` is where they arrive."""
         slot = self._num_sent % NUM_SLOTS
         self._num_sent += 1
         rows_cpu = self._slots_cpu[slot, :num_reqs]
@@ -207,17 +157,28 @@ class Results:
             None if part is None else part.to_host()
             for part in (logprobs.sampled, *logprobs.prompts)
         ]
-        columns = self._columns_of_trees if are_trees else self._columns
         sent, waits = self._sent[slot], self.waits
-        self.latest = PendingResult(rows_cpu, columns, sent, sampled, prompts, waits=waits)
+        self.latest = PendingResult(rows_cpu, self._widths, sent, sampled, prompts, waits=waits)
         if self.latest.sent is not None:
             self.latest.sent.record(torch.cuda.current_stream(self._results.device))
 
-    def send_proposals(self, num_reqs: int, are_trees: bool = False) -> None:
+    def send_proposals(self, num_reqs: int) -> None:
         """Start the copy of the latest step's proposals, for a host that has to know them."""
         slot = (self._num_sent - 1) % NUM_SLOTS
-        proposals = self._trees if are_trees else self._chains
-        self.latest.proposals_cpu = proposals.send(slot, num_reqs)
+        places = [slots_cpu[slot, :num_reqs] for slots_cpu in self._proposals_cpu]
+        for place_cpu, nodes in zip(places, self._proposed, strict=True):
+            place_cpu.copy_(nodes[:num_reqs], non_blocking=True)
+        self.latest.proposals_cpu = places
         if self._results.is_cuda:
             self.latest.proposed = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.latest.proposed.record(torch.cuda.current_stream(self._results.device))
+
+
+def _slots_for(rows: Tensor) -> Tensor:
+    is_pinned = rows.is_cuda and rows.numel() > 0
+    return torch.zeros((NUM_SLOTS, *rows.shape), dtype=rows.dtype, pin_memory=is_pinned)
+
+
+def _listed(numbers: Tensor) -> list[Any]:
+    listed: list[Any] = numbers.numpy().tolist()  # which takes half as long as a tensor's
+    return listed

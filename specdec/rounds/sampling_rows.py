@@ -58,7 +58,7 @@ class SamplingRows:
         return [start.seed & 0xFFFFFFFF, start.seed >> 32, start.top_k, len(start.prompt)]
 
     def assign_large(self, row: int, start: SamplingStart, generated: Sequence[int] = ()) -> None:
-        """Start a request in a row, except for its floats and integers (start_rows.py).
+        """Start a request in a row, except for its floats and integers (start.py).
 
         Only what this request or the one before it in the row uses is written. generated: after a
         preemption its tokens but the last, which the end of prefill counts.

@@ -129,17 +129,16 @@ class Sampler:
     def _paths(self, num_verify_rows: int, num_decided: int) -> Tensor:
         """Return the paths by decided row: of trees, then of prompts, each of which is a root."""
         R = num_verify_rows
-        tree = self.buffers.of_trees
-        path_TD = tree.path_rows.new_full((num_decided, tree.path_rows.shape[1]), -1)
-        path_TD[:R] = tree.path_rows[:R]
+        path_rows = self.buffers.path_rows
+        path_TD = path_rows.new_full((num_decided, path_rows.shape[1]), -1)
+        path_TD[:R] = path_rows[:R]
         path_TD[R:, 0] = torch.arange(R, num_decided, device=path_TD.device)
         return path_TD
 
     def _kept_rows(self, step: Step) -> Tensor:
         """List decided rows: of accepted paths, path_len a slot, then those of prompts."""
-        tree = self.buffers.of_trees
         R = step.num_verify_rows
-        path_BQ = tree.walked[: step.num_verified, : step.shape.path_len]
+        path_BQ = self.buffers.accepted_rows[: step.num_verified, : step.shape.path_len]
         first_B1 = torch.arange(0, R, step.shape.rows, device=path_BQ.device)[:, None]
         of_prompts = torch.arange(R, step.num_decided, device=path_BQ.device)
         return torch.cat([(first_B1 + path_BQ.clamp(min=0)).flatten(), of_prompts])

@@ -142,7 +142,7 @@ def test_texts_are_those_of_plain_decoding(make, expected, prompts, draft, tree,
 def test_trees_are_for_few_requests(make, expected, prompts, monkeypatch):
     monkeypatch.setattr(sizes, "MAX_AUTO_TREE_REQUESTS", 2)
     llm = make(max_num_batched_tokens=60, async_scheduling=True)
-    assert llm.engine.runner.buffers.tree.path_starts.shape == (2,)
+    assert llm.engine.runner.buffers.path_starts.shape == (2,)
     seen = []
     real = llm.engine.runner.run_step
 
@@ -458,8 +458,7 @@ def test_what_a_tree_leaves_out_of_a_chain_is_improbable_or_unknown(parents, thr
         num_accepted=[1],
         draft_tokens=[[10 * row for row in range(1, len(parents) + 1)]],
         draft_parents=[parents],
-        draft_probs=[[0.6, 0.4, 0.3, 0.1][: len(parents)]],
-        confidences=np.zeros((1, 0), np.float32),
+        path_probs=np.array([[0.6, 0.4, 0.3, 0.1]]),
     )
     shape = TreeShape(num_levels=4, top_k=2, num_nodes=4)
     seen = _chains_in_trees(result, shape, threshold, np.array([4]), np.array([False]))
@@ -488,8 +487,7 @@ def test_trees_of_a_round_stopped_together(threshold, allowed, rests):
         num_accepted=[1] * 3,
         draft_tokens=[[10, 20, 30, 40]] * 3,
         draft_parents=parents,
-        draft_probs=[[0.6, 0.4, 0.3, 0.1], [0.5, 0.3, 0.2, 0.15], [0.4, 0.3, 0.2, 0.1]],
-        confidences=np.zeros((3, 0), np.float32),
+        path_probs=np.array([[0.6, 0.4, 0.3, 0.1], [0.5, 0.3, 0.2, 0.15], [0.4, 0.3, 0.2, 0.1]]),
     )
     shape = TreeShape(num_levels=4, top_k=4, num_nodes=4)
     seen = _chains_in_trees(result, shape, threshold, np.array(allowed), np.array([False] * 3))
@@ -505,8 +503,7 @@ def test_of_a_tree_that_was_drafted_for_fewer_requests_only_what_may_be_accepted
         num_accepted=[2] * 2,
         draft_tokens=[[10, 20, 30]] * 2,
         draft_parents=[[0, 1, 2]] * 2,
-        draft_probs=[[0.8, 0.4, 0.3]] * 2,
-        confidences=np.zeros((2, 0), np.float32),
+        path_probs=np.array([[0.8, 0.4, 0.3]] * 2),
     )
     shape = TreeShape(num_levels=4, top_k=2, num_nodes=4, smaller=((2, 2, 4),))
     seen = _chains_in_trees(result, shape, 0.0, np.array([4, 4]), np.array([False] * 2))

@@ -28,6 +28,7 @@ class ScriptedDraft:
             here = int(state.num_computed_tokens[row]) + 1
             tokens = (self.scripts[row] + [0] * 2 * K)[here : here + K]
             state.draft_tokens[row] = torch.tensor(tokens)
+            state.num_nodes[row] = state.num_draft_tokens[row]
 
 
 def run_scripted(llm, prompts, params, continuations):

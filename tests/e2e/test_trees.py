@@ -8,7 +8,9 @@ from specdec import LLM, SamplingParams
 from specdec.kernels import move_slots
 from specdec.kernels.attention import launch, launch_plan
 from specdec.kernels.attention.wide_walk import WideWalk
-from specdec.rounds import commit_tree, fill_tree, gather_paths, propose
+from specdec.requests.draft_tree import depths
+from specdec.rounds import commit, fill, gather_paths, propose
+from specdec.rounds import prompts as prompt_rows
 from specdec.sampler import process_logits, row_parameters
 from tests.e2e.caches import cache_rows, poison_nodes
 from tests.naive_eagle import borrow, read_draft
@@ -112,13 +114,13 @@ class Recorder:
 
     def __init__(self, runner, monkeypatch):
         self.drafted, self.walks = [], []
-        tree = runner.buffers.tree
+        buffers, tree = runner.buffers, runner.buffers.candidates
         real = runner.acts.run
 
         def run(step):
             real(step)
             if step.shape.is_wide:
-                self.walks.append(tree.walked[0].tolist())
+                self.walks.append(buffers.accepted_rows[0].tolist())
             found = tree.tokens[0], tree.places[0], tree.scores[0], runner.state.draft_tokens[0]
             self.drafted.append([x.tolist() for x in (*found, runner.state.draft_parents[0])])
 
@@ -467,14 +469,13 @@ def test_the_order_of_nodes_changes_nothing(greedy, prompts, references):
 
 def shuffle(state, row):
     """Bring the nodes of a tree into another order, in which parents still come first."""
-    depths = state.draft_depths[row]
-    order = torch.randperm(len(depths), generator=torch.Generator().manual_seed(row))
-    order = order[depths[order].argsort(stable=True)]
+    depth_of = torch.tensor(depths(state.draft_parents[row].tolist())[1:])
+    order = torch.randperm(len(depth_of), generator=torch.Generator().manual_seed(row))
+    order = order[depth_of[order].argsort(stable=True)]
     row_of = torch.zeros(len(order) + 1, dtype=torch.int64)
     row_of[order + 1] = torch.arange(1, len(order) + 1)
     state.draft_tokens[row] = state.draft_tokens[row][order]
     state.draft_parents[row] = row_of[state.draft_parents[row][order]]
-    state.draft_depths[row] = depths[order]
 
 
 @pytest.mark.slow
@@ -492,9 +493,9 @@ def test_the_kernels_of_a_gpu_make_the_same_rounds(monkeypatch, prompts, thresho
         return [(output.outputs[0].token_ids, output.stats.rounds) for output in outputs]
 
     expected = run()
-    for module in (commit_tree, gather_paths):
+    for module in (commit, gather_paths):
         monkeypatch.setattr(module, "pick", lambda tensor, launch, twin: launch)
-    for module in (fill_tree, move_slots, process_logits, propose, row_parameters):
+    for module in (fill, prompt_rows, move_slots, process_logits, propose, row_parameters):
         monkeypatch.setattr(module, "use_triton", lambda tensor: True)
     assert run() == expected
 
@@ -513,16 +514,14 @@ class ScriptedTrees:
         n = int(state.num_computed_tokens[0]) + 1
         wanted = (self.script + [0] * shape.num_levels)[n : n + shape.num_levels]
         # beside each node of the path one that leads nowhere, and it comes first
-        tokens, parents, depths, last = [], [], [], 0
-        for depth, token in enumerate(wanted, start=1):
+        tokens, parents, last = [], [], 0
+        for token in wanted:
             tokens += [(token + 7) % 4096, (token + self.shift) % 4096]
             parents += [last, last]
-            depths += [depth, depth]
             last = len(tokens)
-        state.num_nodes[0] = len(tokens)
         state.draft_tokens[0] = torch.tensor(tokens)
         state.draft_parents[0] = torch.tensor(parents)
-        state.draft_depths[0] = torch.tensor(depths)
+        state.num_nodes[0] = len(tokens)
 
 
 @pytest.mark.parametrize("shift, num_accepted, num_tokens", [(0, 4, 31), (1, 0, 16)])

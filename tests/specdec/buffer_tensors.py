@@ -1,4 +1,4 @@
-"""All tensors of the step buffers by name, those of trees too."""
+"""All tensors of the step buffers by name, those of candidates too."""
 
 from torch import Tensor
 
@@ -6,6 +6,6 @@ from specdec.rounds.buffers import StepBuffers
 
 
 def buffer_tensors(buffers: StepBuffers) -> dict[str, Tensor]:
-    of_trees = {} if buffers.tree is None else vars(buffers.tree)
-    named = {**vars(buffers), **{f"tree_{name}": value for name, value in of_trees.items()}}
+    found = {f"candidate_{name}": value for name, value in vars(buffers.candidates).items()}
+    named = {**vars(buffers), **found}
     return {name: value for name, value in named.items() if isinstance(value, Tensor)}

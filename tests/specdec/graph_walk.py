@@ -27,7 +27,7 @@ NUM_REQS, NUM_ROWS = 32, 36  # the last rows of the state are free
 BAD = 10**6  # no token, slot, position or row
 POISONED_STATE = (
     *("last_sampled_tokens", "num_computed_tokens", "draft_tokens", "num_draft_tokens"),
-    *("draft_parents", "draft_depths", "num_nodes"),
+    *("draft_parents", "num_nodes"),
 )
 
 
@@ -164,9 +164,7 @@ class Walk:
             drafts[row, : len(held)] = torch.tensor(held, device=drafts.device)
             if has_trees:  # all other nodes are beside the first of these
                 state.draft_parents[row] = 0
-                state.draft_depths[row] = 1
-                last = len(held) - 1
-                state.draft_parents[row, last], state.draft_depths[row, last] = last, last + 1
+                state.draft_parents[row, len(held) - 1] = len(held) - 1
         self.step(rows)
 
     def step(self, rows: Sequence[int], **how: object) -> None:

@@ -29,7 +29,7 @@ def walked(runner, oracle, is_poisoned):
     runner.oracle = oracle
     walk = Walk(runner, is_poisoned)
     walk.prefill()
-    state, tree = runner.state, runner.buffers.tree
+    state, tree = runner.state, None if runner.sizes.tree is None else runner.buffers.candidates
     for row in range(32):
         state.num_draft_tokens[row] = BOUNDS[row % 3]
     levels = []
@@ -39,7 +39,7 @@ def walked(runner, oracle, is_poisoned):
         if tree is None:
             drafted, paths = state.num_nodes[rows], state.draft_probs[rows]
         else:
-            k, drafted = tree.shape.top_k, runner.buffers.draft_levels[:size]
+            k, drafted = tree.shape.width, runner.buffers.draft_levels[:size]
             of_levels = tree.scores[:size].split([k, *[k * k] * (K - 1)], dim=1)
             paths = torch.stack([each.amax(dim=1) for each in of_levels], dim=1).exp()
         levels.append(drafted.tolist())

@@ -20,9 +20,9 @@ from specdec.kernels.tiles import cut
 from specdec.requests.row_start import RowStart
 from specdec.rounds.buffers import BufferSizes, StepBuffers
 from specdec.rounds.propose import write_level, write_level_ref
-from specdec.rounds.start_rows import start_rows
+from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
-from specdec.sizes import MAX_STOP_IDS
+from specdec.sizes import MAX_STOP_IDS, chain
 from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.rounds.levels import level_of
 
@@ -147,12 +147,12 @@ def test_a_drawn_draft_is_placed_as_the_targets_id_by_kernel_and_twin(device, ha
     sizes = BufferSizes(
         max_tokens=16,
         max_reqs=4,
-        num_speculative_tokens=K,
+        shape=chain(K),
         hidden_size=D,
         aux_width=0,
         draft_hidden_size=D,
     )
-    ours = StepBuffers(sizes, torch.float32, device), RequestState(4, K, 1, 9, device)
+    ours = StepBuffers(sizes, torch.float32, device), RequestState(4, chain(K), 1, 9, device)
     for row in range(3):
         start_rows(ours[1], [(row, RowStart(blocks=[row], num_draft_tokens=K))])
     ours[0].sample_mapping[:3] = torch.arange(3, device=device)
@@ -163,6 +163,6 @@ def test_a_drawn_draft_is_placed_as_the_targets_id_by_kernel_and_twin(device, ha
     for write, case in ((by_kernel(write_level), ours), (write_level_ref, theirs)):
         write(logits, level_of(*case, 0, 100, d2t_W=d2t), Perturbation(floor, noise_keys))
     id_B = choose_token_ref(logits, floor, noise_keys)
-    assert ours[0].draft_tokens[:3, 0].tolist() == (id_B + 1000 if has_d2t else id_B).tolist()
-    for name in ("draft_tokens", "draft_last_tokens", "draft_positions", "draft_slots"):
+    assert ours[0].proposed_tokens[:3, 0].tolist() == (id_B + 1000 if has_d2t else id_B).tolist()
+    for name in ("proposed_tokens", "draft_last_tokens", "draft_positions", "draft_slots"):
         assert torch.equal(getattr(ours[0], name)[:3], getattr(theirs[0], name)[:3]), name

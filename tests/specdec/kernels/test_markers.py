@@ -16,14 +16,15 @@ from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_cho
 from specdec.kernels.support_floor import Limits, launch_support_floor, support_floor_ref
 from specdec.requests.row_start import RowStart, SamplingFlags
 from specdec.rounds.buffers import BufferSizes, StepBuffers
-from specdec.rounds.commit import accept_and_commit, accept_and_commit_ref, commit_prompts
-from specdec.rounds.fill import Interval
+from specdec.rounds.commit import decision_ref, launch_decision
+from specdec.rounds.prompts import Interval, commit_prompts
 from specdec.rounds.propose import launch_write_nodes, propose_level
-from specdec.rounds.start_rows import start_rows
+from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Passes, Step
 from specdec.sampler.accept import RULES
 from specdec.sampler.sampler import Sampler
+from specdec.sizes import chain
 from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.rounds.levels import level_of, propose_by_twin
 
@@ -113,13 +114,13 @@ def round_of(device, num_slots=3):
     sizes = BufferSizes(
         max_tokens=16,
         max_reqs=4,
-        num_speculative_tokens=K,
+        shape=chain(K),
         hidden_size=D,
         aux_width=0,
         draft_hidden_size=D,
     )
     buffers = StepBuffers(sizes, torch.float32, device)
-    state = RequestState(4, K, 1, 9, device, vocab_size=V, draft_vocab_size=V)
+    state = RequestState(4, chain(K), 1, 9, device, vocab_size=V, draft_vocab_size=V)
     for row in range(4):
         start_rows(state, [(row, RowStart(blocks=[row], num_draft_tokens=K))])
         state.num_computed_tokens[row] = 5
@@ -140,7 +141,7 @@ def test_a_draft_is_an_id_whatever_its_logits_are(device, value, level, has_d2t)
         for hidden in (x, poisoned(x, 1, value)):
             buffers, state = round_of(device)
             write(hidden, weight, level_of(buffers, state, level, 100, d2t_W=d2t))
-            drafts.append(buffers.draft_tokens[:3, level].tolist())
+            drafts.append(buffers.proposed_tokens[:3, level].tolist())
     assert drafts[1] == drafts[3] == [drafts[0][0], 7 if has_d2t else 0, drafts[0][2]]
 
 
@@ -151,20 +152,20 @@ def test_a_draft_that_is_drawn_is_an_id_too(device):
     floor = torch.full((3,), -torch.inf, device=device)
     choices = launch_choices(logits, floor, noise_keys_of(3, device))
     launch_write_nodes(choices, level_of(buffers, state, 0, 100))
-    assert buffers.draft_tokens[1:3, 0].tolist() == [0, 0]
+    assert buffers.proposed_tokens[1:3, 0].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("commit", [by_kernel(accept_and_commit), accept_and_commit_ref])
+@pytest.mark.parametrize("commit", [launch_decision, decision_ref])
 @pytest.mark.parametrize("marker", [NO_TOKEN, NOT_FINITE])
 def test_results_keep_a_marker_and_the_next_round_embeds_an_id(device, commit, marker):
     buffers, state = round_of(device)
     buffers.input_ids[:9] = torch.tensor([9, 4, 5] * 3, device=device)
     buffers.target_tokens[:9] = torch.tensor([4, 5, 6, 4, marker, 8, marker, 5, 6], device=device)
-    commit(buffers, state, 3, False, K + 1)
+    commit(buffers, state, 3, chain(K), 0, False)
     assert buffers.num_accepted[:3].tolist() == [2, 1, 0]
-    assert buffers.sampled_tokens[:3].tolist() == [[4, 5, 6], [4, marker, 8], [marker, 5, 6]]
+    assert buffers.sampled_tokens[:3].tolist() == [[4, 5, 6], [4, marker, 0], [marker, 0, 0]]
     assert state.last_sampled_tokens[:3].tolist() == [6, 0, 0]
-    assert buffers.draft_input_ids[:9].tolist() == [4, 5, 6, 4, 0, 8, 0, 5, 6]
+    assert buffers.draft_input_ids[:9].tolist() == [4, 5, 6, 4, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("marker", [NO_TOKEN, NOT_FINITE])
@@ -196,9 +197,16 @@ def decide(rule, hidden, drafts, scores, temperature):
     state.draft_scores.copy_(scores)
     passes = Passes(target=Dispatch(CUDAGraphMode.NONE, BatchDescriptor(9, 3, 3)))
     flags = SamplingFlags(noise=True)
-    step = Step(state_rows=range(3), query_len=3, max_seq_len=9, passes=passes, flags=flags)
+    step = Step(
+        state_rows=range(3),
+        shape=chain(K),
+        next_shape=chain(K),
+        max_seq_len=9,
+        passes=passes,
+        flags=flags,
+    )
     Sampler(Head(), buffers, state, rule, None).choose(step)
-    accept_and_commit_ref(buffers, state, 3, rule != "exact", K + 1)
+    decision_ref(buffers, state, 3, chain(K), 0, rule != "exact")
     counts = buffers.num_accepted[:3].tolist()
     return counts, [
         row[: n + 1] for row, n in zip(buffers.sampled_tokens[:3].tolist(), counts, strict=True)

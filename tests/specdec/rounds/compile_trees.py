@@ -14,15 +14,7 @@ import torch
 
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import best_children, move_slots, triton
-    from specdec.rounds import (
-        children,
-        commit_tree,
-        fill,
-        fill_tree,
-        gather_paths,
-        keep_nodes,
-        propose,
-    )
+    from specdec.rounds import children, commit, fill, gather_paths, keep_nodes, prompts, propose
     from specdec.sampler import process_logits
 
 from triton.backends.compiler import GPUTarget
@@ -36,18 +28,16 @@ FLOATS += (
     "best",
     "temperatures",
     "calibration",
-    "confidences",
     "probs",
 )
 TYPES = {f"{name}_ptr": "*fp32" for name in FLOATS}
 TYPES |= {"bias_ptr": "*fp32", "tile_ids_ptr": "*i32", "counts_ptr": "*i32", "in_prompt_ptr": "*i1"}
-SLOTS = {"N": N, "X": N - 1, "D1": D + 1, "S": 64}
-WALK = {"Q": D + 1, "ROWS": N, "HAS_WORDS": True, "ONE": 1 << 24}
+SLOTS = {"N": N, "D1": D + 1, "S": 64}
+WALK = {"Q": D + 1, "X": N - 1, "ROWS": N, "ONE": 1 << 24}
 LEVEL = {"K": K, "K_PADDED": K, "D": D, "D_PADDED": 8, "TILES": 32, "CHILDREN": 128}
 TOKENS = {"K": K, "STREAM": 0, "BLOCK": 1024, "IS_GPU": True}
 CHAIN = {"K": 5, "HAS_PROBS": True, "IS_SAMPLED": False, "HAS_D2T": True}
 CHAIN |= {"LEAST": 1e-4, "S": 64, "BLOCK": 64}
-ROUND = {"Q": 6, "Q_PADDED": 8, "SHARES": 0, "S": 64}
 WORDS = {"STOP_IDS": 64, "HAS_WORDS": True, "WORDS": 64, "LENGTH": 16}
 WEIGHTS = {"HAS_BIAS": True, "HAS_PENALTIES": True, "BLOCK": 2048}
 
@@ -56,10 +46,16 @@ IDS = {"ids_ptr": "*i32"}
 
 
 def main() -> None:
-    for may_stop in (False, True):
-        build(fill_tree._fill_tree_kernel, SLOTS | {"N_PADDED": N, "MAY_STOP": may_stop})
-        build(fill._fill_round_kernel, ROUND | {"MAY_STOP": may_stop})
-    build(commit_tree._walk_trees_kernel, SLOTS | WALK)
+    for has_paths, shares in ((True, 0), (False, 0), (False, 256)):
+        kinds = {"HAS_PATHS": has_paths, "N_PADDED": N, "SHARES": shares}
+        build(fill._fill_round_kernel, SLOTS | kinds)
+    for has_paths, shared, is_pq in ((1, 0, 0), (0, 0, 0), (0, 1, 0), (0, 0, 1)):
+        kinds = {"HAS_PATHS": has_paths, "IS_SHARED": shared, "IS_PQ": is_pq}
+        for has_columns in (False, True):
+            columns = {"HAS_PARENTS": has_columns, "HAS_PROBS": has_columns}
+            build(commit._decision_kernel, SLOTS | WALK | kinds | columns)
+    of_prompts = {"X": N - 1, "N_PADDED": 64, "HAS_PARENTS": True}
+    build(prompts._commit_prompts_kernel, of_prompts)
     build(gather_paths._move_prompts_kernel, {"N": N, "Q": D + 1, "BLOCK": 1024})
     of_cache = {"G": 8, "S": 64, "C": 128, "PARTS": 8, "BLOCK": 1024}
     build(move_slots._move_slots_kernel, of_cache, {"cache_ptr": "*bf16"})

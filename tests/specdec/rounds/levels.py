@@ -5,15 +5,11 @@ import torch
 from specdec.kernels.linear import linear_ref
 from specdec.rounds.level import DraftLevel
 from specdec.rounds.propose import write_level_ref
-from specdec.sizes import chain
 
 
 def level_of(buffers, state, level, max_model_len, num_levels=None, **more):
     """A level of width 1, or of the width that the buffers are for."""
-    if buffers.tree is None:
-        shape = chain(buffers.draft_tokens.shape[1])
-    else:
-        shape = buffers.tree.shape.drafts
+    shape = buffers.sizes.shape
     return DraftLevel(
         buffers=buffers,
         state=state,

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from specdec.rounds.buffers import BufferSizes, StepBuffers
+from specdec.sizes import BLOCK_SIZE, DraftShape, chain
 from tests.specdec.buffer_tensors import buffer_tensors
 
 ZERO = {"input_ids", "positions", "num_valid", "last_token_indices", "draft_input_ids"}
-ZERO |= {"draft_last_tokens", "draft_positions", "draft_tokens"}
+ZERO |= {"draft_last_tokens", "draft_positions", "proposed_tokens"}
 NONE = {
     "idx_mapping",
     "sample_mapping",
@@ -18,20 +19,18 @@ NONE = {
 }
 
 
-@pytest.fixture
-def buffers():
-    sizes = BufferSizes(
-        max_tokens=9,
-        max_reqs=3,
-        num_speculative_tokens=2,
-        hidden_size=4,
-        aux_width=0,
-        draft_hidden_size=4,
-    )
-    made = StepBuffers(sizes, torch.float32, torch.device("cpu"))
+def poisoned(**changes):
+    sizes = {"max_tokens": 9, "max_reqs": 3, "shape": chain(2), "hidden_size": 4, "aux_width": 0}
+    sizes |= {"draft_hidden_size": 4}
+    made = StepBuffers(BufferSizes(**sizes | changes), torch.float32, torch.device("cpu"))
     for tensor in buffer_tensors(made).values():
         tensor.fill_(77)
     return made
+
+
+@pytest.fixture
+def buffers():
+    return poisoned()
 
 
 def test_every_row_that_a_graph_is_captured_with_is_padding(buffers):
@@ -49,3 +48,21 @@ def test_rows_are_padded_from_one_to_another(buffers):
     for name in ("input_ids", "positions", "draft_input_ids"):
         assert getattr(buffers, name).tolist() == [77] * 4 + [0] * 3 + [77] * 2, name
     assert buffers.slot_mapping.tolist() == [77] * 4 + [-1] * 3 + [77] * 2
+
+
+def test_padding_with_a_path_sees_one_slot_that_no_request_owns():
+    wide = poisoned(shape=DraftShape(levels=3, width=2, nodes=5), max_wide_reqs=2, num_kv_blocks=7)
+    wide.fill_padding([6])
+    assert wide.path_slots.shape == (2 * 6, 4)
+    for slots in (wide.path_slots, wide.candidates.path_slots):
+        assert set(slots.flatten().tolist()) == {7 * BLOCK_SIZE}
+    for starts in (wide.path_starts, wide.candidates.starts):
+        assert starts.tolist() == [0, 0]
+
+
+def test_buffers_of_paths_are_empty_where_all_drafts_are_chains(buffers):
+    names = ("path_rows", "path_slots", "path_starts", "accepted_rows", "path_sources")
+    for name in (*names, "moved_from", "moved_to", "proposed_parents"):
+        assert getattr(buffers, name).numel() == 0, name
+    assert buffers.columns.parents.numel() == 0
+    assert buffers.candidates.scores.numel() == 0

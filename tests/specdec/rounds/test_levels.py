@@ -10,12 +10,13 @@ from specdec.drafts.eagle import EagleDrafter
 from specdec.kernels.best_children import Perturbation
 from specdec.kernels.choose_token import NoiseKeys
 from specdec.kernels.gumbel import TARGET
+from specdec.requests.draft_tree import depths
 from specdec.rounds.children import launch_children
 from specdec.rounds.fill import fill_round_ref
 from specdec.rounds.keep_nodes import keep_nodes_ref, launch_keep_nodes
 from specdec.rounds.propose import propose_level, write_level, write_level_ref
 from specdec.sampler import row_parameters
-from specdec.sizes import TreeShape
+from specdec.sizes import TreeShape, chain
 from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.rounds import levels
 from tests.specdec.rounds.levels import propose_by_twin
@@ -43,8 +44,8 @@ def level_of(buffers, state, level, num_levels=None, **more):
 @pytest.mark.parametrize("is_counted", [False, True])
 def test_a_node_goes_to_the_state_and_to_the_row_after_it(device, K, level, has_d2t, is_counted):
     ours = make(device, K)
-    fill_round_ref(*ours, 5, MAX_LEN, K + 1)
-    ours[0].draft_tokens[:5] = torch.randint(0, 50, (5, K), device=device)
+    fill_round_ref(*ours, 5, chain(K), 0, MAX_LEN)
+    ours[0].proposed_tokens[:5] = torch.randint(0, 50, (5, K), device=device)
     last = level  # of padding
     if is_counted and level > 0:
         ours[0].draft_levels[:5] = level
@@ -61,7 +62,7 @@ def test_a_node_goes_to_the_state_and_to_the_row_after_it(device, K, level, has_
     best = (normed @ weight.t()).argmax(dim=1)
     tokens = best if d2t is None else d2t[best]
     levels_B = torch.tensor([level, level, level, last, level], device=device)
-    assert buffers.draft_tokens[range(5), levels_B].tolist() == tokens.tolist()
+    assert buffers.proposed_tokens[range(5), levels_B].tolist() == tokens.tolist()
     assert torch.equal(buffers.draft_levels[:5], levels_B + 1)
     # rows 2, 3 and 4 have no drafts, one place in the context, and none
     for each in (state, theirs[1]):
@@ -79,8 +80,8 @@ def test_a_node_goes_to_the_state_and_to_the_row_after_it(device, K, level, has_
 def test_a_node_has_the_probability_of_its_path(device, level, is_sampled):
     K = 3
     *ours, num_rows = shared_case(device, K)
-    fill_round_ref(*ours, 5, MAX_LEN, K + 1, num_rows)
-    ours[0].draft_tokens[:5] = 0
+    fill_round_ref(*ours, 5, chain(K), num_rows, MAX_LEN)
+    ours[0].proposed_tokens[:5] = 0
     ours[0].draft_levels[:5] = 1
     ours[1].draft_probs[:, 0] = 0.5
     theirs = copy.deepcopy(ours)
@@ -100,16 +101,14 @@ def test_a_node_has_the_probability_of_its_path(device, level, is_sampled):
     for write, case in ((by_kernel(propose_level), ours), (propose_by_twin, theirs)):
         write(normed, weight, level_of(*case, level, calibration=calibration), draw)
     same(ours, theirs, 5, K)
-    for name, rtol in (("draft_confidences", 2e-3), ("draft_probs", 2e-3), ("num_nodes", 0)):
+    for name, rtol in (("draft_probs", 2e-3), ("num_nodes", 0)):
         found, expected = (getattr(each[1], name)[[4, 0, 2, 3]] for each in (ours, theirs))
         torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-5, msg=name)
     at = 0 if level == 0 else 1
     state = ours[1]
     assert state.num_nodes[[4, 0, 2, 3]].tolist() == [0, at + 1, at + 1, 1]
-    confidence = state.draft_confidences[4, at].double().clamp(1e-4, 1 - 1e-4)
-    if not is_sampled:
-        expected = (normed[0] @ weight.t()).softmax(dim=0).amax()
-        torch.testing.assert_close(confidence.float(), expected, rtol=1e-4, atol=1e-6)
+    confidence = (normed[0] @ weight.t()).double().softmax(dim=0).amax()  # of a greedy request
+    confidence = confidence.clamp(1e-4, 1 - 1e-4)
     conditional = torch.sigmoid(0.2 + 0.8 * torch.logit(confidence))
     torch.testing.assert_close(
         state.draft_probs[4, at].double(),
@@ -141,7 +140,7 @@ def assert_kept(ours, theirs, shape, num_levels):
     assert (state.draft_parents[:5] < row_X).all()
     for row, count in enumerate(num_live):
         deepest = 1 if row in (2, 3) else num_levels
-        assert (state.draft_depths[row, :count] <= deepest).all()
+        assert max(depths(state.draft_parents[row, :count].tolist())) <= deepest
         nodes = state.draft_tokens, state.draft_parents, state.draft_probs
         assert not any(each[row, count:].any() for each in nodes)
 
@@ -182,8 +181,10 @@ def test_levels_wider_than_one(device, shape, vocab, has_d2t, is_sampled):
         by_kernel(write_level)(logits, both[0], noise)
         write_level_ref(logits, both[1], noise)
         # equal to the bit, so that no tie is broken otherwise
-        assert torch.allclose(ours[0].tree.scores, theirs[0].tree.scores, 0, 1e-5, equal_nan=True)
-        ours[0].tree.scores.copy_(theirs[0].tree.scores)
+        assert torch.allclose(
+            ours[0].candidates.scores, theirs[0].candidates.scores, 0, 1e-5, equal_nan=True
+        )
+        ours[0].candidates.scores.copy_(theirs[0].candidates.scores)
     launch_keep_nodes(NUM_REQS, both[0])
     assert_kept(ours, theirs, shape, shape.num_levels)
 
@@ -197,7 +198,7 @@ def test_the_head_of_width_one_serves_no_other_width(device, shape):
     propose_by_twin(normed, weight, level_of(*theirs, 0))
     assert_same(ours, theirs)
     best = (normed @ weight.t()).topk(shape.top_k).indices
-    assert ours[0].tree.tokens[:NUM_REQS, : shape.top_k].tolist() == best.tolist()
+    assert ours[0].candidates.tokens[:NUM_REQS, : shape.top_k].tolist() == best.tolist()
 
 
 def test_of_zeros_of_either_sign_the_lower_id_is_the_better_child(device):
@@ -209,7 +210,7 @@ def test_of_zeros_of_either_sign_the_lower_id_is_the_better_child(device):
     for write in (by_kernel(write_level), write_level_ref):
         buffers, state = copy.deepcopy(given)
         write(logits, level_of(buffers, state, 0), None)
-        assert buffers.tree.tokens[:NUM_REQS].tolist() == [zeros] * NUM_REQS
+        assert buffers.candidates.tokens[:NUM_REQS].tolist() == [zeros] * NUM_REQS
 
 
 @pytest.mark.parametrize("stops", [False, True])
@@ -217,8 +218,8 @@ def test_fewer_levels_keep_no_node_of_later_ones(device, stops):
     """What an earlier draft left in the places of later levels is better than all of its nodes."""
     shape = TreeShape(num_levels=4, top_k=3, num_nodes=9, smaller=((5, 2, 4),))
     ours = mapped(device, shape)
-    ours[0].tree.scores.fill_(9.0)
-    ours[0].tree.tokens.fill_(777)
+    ours[0].candidates.scores.fill_(9.0)
+    ours[0].candidates.tokens.fill_(777)
     theirs = copy.deepcopy(ours)
     threshold = torch.tensor([-1.0], device=device) if stops else None
     for level in range(2):
@@ -226,14 +227,14 @@ def test_fewer_levels_keep_no_node_of_later_ones(device, stops):
         logits = 3 * torch.randn(NUM_REQS * both[0].rows_per_req, 50, device=device)
         by_kernel(write_level)(logits, both[0], None)
         write_level_ref(logits, both[1], None)
-        ours[0].tree.scores.copy_(theirs[0].tree.scores)
+        ours[0].candidates.scores.copy_(theirs[0].candidates.scores)
     assert both[0].is_last
     launch_keep_nodes(NUM_REQS, both[0])
     keep_nodes_ref(NUM_REQS, both[1])
     assert_kept(ours, theirs, shape, 2)
     rows = [row for row in ours[0].idx_mapping[:NUM_REQS].tolist() if row >= 0]
     assert (ours[1].draft_tokens[rows] < 50).all()
-    assert ours[1].draft_depths[rows].amax() == 2
+    assert max(max(depths(ours[1].draft_parents[row].tolist())) for row in rows) == 2
 
 
 def test_every_next_row_has_a_node_of_its_own(device):
@@ -248,11 +249,11 @@ def test_every_next_row_has_a_node_of_its_own(device):
             num_rows = NUM_REQS * to.rows_per_req
             torch.manual_seed(seed)
             logits = 5 * torch.randn(num_rows, vocab, device=device)
-            buffers.tree.parent_rows.fill_(-1)
+            buffers.candidates.parent_rows.fill_(-1)
             launch_children(logits, to, drawn(logits, to.rows_per_req, level, None))
-            parents = buffers.tree.parent_rows[:X]
+            parents = buffers.candidates.parent_rows[:X]
             assert ((parents >= 0) & (parents < num_rows)).all(), (seed, level)
-            places = buffers.tree.row_places[:NUM_REQS]
+            places = buffers.candidates.row_places[:NUM_REQS]
             assert all(len(set(of_slot)) == shape.top_k for of_slot in places.tolist())
 
 
@@ -300,4 +301,4 @@ def test_rows_are_drawn_with_the_noise_of_their_requests_next_position(
 def test_whatever_parents_are_named_there_is_room_for_their_rows(shape):
     """A warm-up of the levels alone finds those of the last level that ran."""
     buffers, _ = make_wide("cpu", shape)
-    assert len(buffers.draft_hidden) >= len(buffers.tree.parent_rows)
+    assert len(buffers.draft_hidden) >= len(buffers.candidates.parent_rows)

@@ -10,17 +10,13 @@ from specdec.kernels.linear import Sums
 from specdec.kernels.norms import add
 from specdec.requests.row_start import RowStart
 from specdec.rounds.buffers import CONFIDENCE_ONE, BufferSizes, StepBuffers
-from specdec.rounds.commit import (
-    accept_and_commit,
-    accept_and_commit_ref,
-    commit_prompts,
-    commit_prompts_ref,
-)
-from specdec.rounds.fill import Interval, fill_prompts, fill_round, fill_round_ref
-from specdec.rounds.start_rows import start_rows
+from specdec.rounds.commit import decision_ref, launch_decision
+from specdec.rounds.fill import fill_round, fill_round_ref
+from specdec.rounds.prompts import Interval, commit_prompts, commit_prompts_ref, fill_prompts
+from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
 from specdec.scheduling.work import PromptPart
-from specdec.sizes import MAX_STOP_IDS
+from specdec.sizes import MAX_STOP_IDS, chain
 from tests.specdec.buffer_tensors import buffer_tensors
 from tests.specdec.kernels.by_kernel import by_kernel
 
@@ -42,14 +38,14 @@ def make(device, K, num_reqs=5, keeps_probs=False):
     sizes = BufferSizes(
         max_tokens=64,
         max_reqs=8,
-        num_speculative_tokens=K,
+        shape=chain(K),
         hidden_size=D,
         aux_width=0,
         draft_hidden_size=D,
         keeps_probs=keeps_probs,
     )
     buffers = StepBuffers(sizes, torch.float32, device)
-    state = RequestState(6, K, 3, 99, device, has_probs=keeps_probs)
+    state = RequestState(6, chain(K), 3, 99, device, has_probs=keeps_probs)
     for tensor in buffer_tensors(buffers).values():
         tensor.fill_(-999 if tensor.dtype == torch.int64 else torch.nan)
     for row, (length, own_k) in enumerate(
@@ -59,6 +55,9 @@ def make(device, K, num_reqs=5, keeps_probs=False):
             state, [(row, RowStart(blocks=[10 + row, 20 + row, 30 + row], num_draft_tokens=own_k))]
         )
         state.num_computed_tokens[row] = length
+        state.num_nodes[row] = max(min(own_k, MAX_LEN - 1 - length), 0)
+    state.num_nodes[-1] = 77  # what padding has left
+    state.draft_parents.fill_(10**6)  # those of chains are implied
     state.last_sampled_tokens.copy_(torch.arange(7) + 100)
     state.draft_tokens.copy_(torch.randint(0, 4, state.draft_tokens.shape))
     buffers.idx_mapping[:num_reqs] = torch.tensor([4, 0, 2, -1, 3], device=device)
@@ -71,7 +70,7 @@ def same(ours, theirs, num_reqs, K):
         buffer_tensors(ours[0]).items(), buffer_tensors(theirs[0]).values(), strict=True
     ):
         assert torch.equal(a.nan_to_num(), b.nan_to_num()), name
-    for name in ("last_sampled_tokens", "num_computed_tokens", "draft_tokens"):
+    for name in ("last_sampled_tokens", "num_computed_tokens", "draft_tokens", "num_nodes"):
         assert torch.equal(getattr(ours[1], name)[:-1], getattr(theirs[1], name)[:-1]), name
 
 
@@ -79,48 +78,64 @@ def same(ours, theirs, num_reqs, K):
 def test_fill_round(device, K, Q):
     ours, theirs = (make(device, K) for _ in range(2))
     theirs[1].draft_tokens.copy_(ours[1].draft_tokens)
-    by_kernel(fill_round)(*ours, 5, MAX_LEN, Q)
-    fill_round_ref(*theirs, 5, MAX_LEN, Q)
+    by_kernel(fill_round)(*ours, 5, chain(Q - 1), 0, MAX_LEN)
+    fill_round_ref(*theirs, 5, chain(Q - 1), 0, MAX_LEN)
     same(ours, theirs, 5, K)
     assert (ours[0].slot_mapping[: 5 * Q] != -999).all()
     assert (ours[0].slot_mapping[5 * Q :] == -999).all()
+    nodes = [0, K, 0, -1, min(K, 1)]  # -1: padding
+    assert ours[0].num_valid[:5].tolist() == [1 + min(count, Q - 1) for count in nodes]
 
 
-def decided_case(device, K, Q):
+def test_a_full_context_has_no_rows(device):
+    for fill in (by_kernel(fill_round), fill_round_ref):
+        buffers, state = make(device, 3)
+        state.num_computed_tokens[0] = MAX_LEN
+        fill(buffers, state, 5, chain(3), 0, MAX_LEN)
+        assert buffers.num_valid[:2].tolist() == [1, 0]
+        assert buffers.slot_mapping[4:8].tolist() == buffers.sample_states[4:8].tolist() == [-1] * 4
+
+
+def decided_case(device, K, Q, is_pq=False):
     """Rows of a round and the target's choices in front of the commit, Q rows per batch slot."""
     buffers, state = make(device, K)
-    fill_round_ref(buffers, state, 5, MAX_LEN, K + 1)
+    fill_round_ref(buffers, state, 5, chain(K), 0, MAX_LEN)
     ids = buffers.input_ids[: 5 * (K + 1)].view(5, K + 1)[:, :Q].clone()
     buffers.input_ids[: 5 * Q] = ids.view(-1)
     buffers.input_ids[5 * Q :] = -999
     buffers.target_tokens[5 * Q :] = -999
     buffers.num_valid[:5].clamp_(max=Q)
     buffers.target_tokens[: 5 * Q] = torch.randint(0, 4, (5 * Q,), device=device)
-    buffers.target_tokens[:Q] = torch.cat(
-        [ids[0, 1:], ids[0, :1]]
-    )  # one request accepts all it may
-    # in padding, what an earlier round of more rows left
-    buffers.pq_accepted[:5] = (torch.arange(5, device=device) * 2).clamp(max=Q - 1)
-    buffers.pq_accepted[3] = 9
+    buffers.target_tokens[Q : 2 * Q] = ids[1].roll(-1)  # one request accepts all it may
+    wanted = torch.tensor([3, 2, 1, 0, 9], device=device)
+    accepted = torch.minimum(wanted, (buffers.num_valid[:5] - 1).clamp(min=0))
+    buffers.pq_accepted[:5] = accepted
+    buffers.pq_accepted[3] = 9  # in padding, what an earlier round of more rows left
+    if is_pq:  # the token after the accepted drafts may be the next draft
+        for b, count in enumerate(accepted.tolist()):
+            following = ids[b].roll(-1)
+            following[count:] = following[count].clone()
+            buffers.target_tokens[b * Q : (b + 1) * Q] = following
     return buffers, state
 
 
 @pytest.mark.parametrize("is_pq", [False, True])
 @pytest.mark.parametrize("K, Q", [(0, 1), (1, 2), (3, 4), (5, 6), (5, 1), (5, 3), (1, 1)])
-def test_accept_and_commit(device, K, Q, is_pq):
-    ours = decided_case(device, K, Q)
+def test_commit_chains(device, K, Q, is_pq):
+    ours = decided_case(device, K, Q, is_pq)
     theirs = copy.deepcopy(ours)
     before = ours[1].num_computed_tokens.clone()
-    by_kernel(accept_and_commit)(*ours, 5, is_pq, Q)
-    accept_and_commit_ref(*theirs, 5, is_pq, Q)
+    launch_decision(*ours, 5, chain(Q - 1), 0, is_pq)
+    decision_ref(*theirs, 5, chain(Q - 1), 0, is_pq)
     same(ours, theirs, 5, K)
     buffers, state = ours
     assert (buffers.sampled_tokens[:5, Q:] == 0).all()
-    assert (buffers.verified_tokens[:5, Q - 1 :] == 0).all()
+    assert (buffers.columns.tokens[:5, Q - 1 :] == 0).all()
+    assert buffers.num_accepted[1] == (min(2, K, Q - 1) if is_pq else min(K, Q - 1))
     assert (buffers.draft_input_ids[5 * Q :] == -999).all()
     for b, row in enumerate([4, 0, 2, -1, 3]):
         count = int(buffers.num_accepted[b])
-        assert not is_pq or count == (min(2 * b, Q - 1) if row >= 0 else 0)
+        assert not is_pq or count == (buffers.pq_accepted[b] if row >= 0 else 0)
         if row >= 0:
             assert state.num_computed_tokens[row] == before[row] + count + 1
             assert state.last_sampled_tokens[row] == buffers.target_tokens[b * Q + count]
@@ -152,10 +167,10 @@ def test_commit_prompts(device, K):
     assert ids == [11, 12, 13, 40, 7, 1, 2, 3]
 
 
-@pytest.mark.parametrize("commit", [by_kernel(accept_and_commit), accept_and_commit_ref, None])
+@pytest.mark.parametrize("commit", [launch_decision, decision_ref, None])
 def test_no_draft_of_the_step_before_is_left_for_the_next(device, commit):
     buffers, state = decided_case(device, 3, 4)
-    buffers.draft_tokens.fill_(77)
+    buffers.proposed_tokens.fill_(77)
     if commit is None:
         buffers.target_tokens[:5] = 4
         buffers.draft_sample_slots[:20] = -1
@@ -163,23 +178,23 @@ def test_no_draft_of_the_step_before_is_left_for_the_next(device, commit):
         buffers.last_token_indices[:5] = 0
         commit_prompts(buffers, state, Interval(0, 5), Interval(0, 20))
     else:
-        commit(buffers, state, 5, False, 4)
-    assert not buffers.draft_tokens[:5].any()  # padding too: graphs of the draft read it
-    assert (buffers.draft_tokens[5:] == 77).all()
+        commit(buffers, state, 5, chain(3), 0, False)
+    assert not buffers.proposed_tokens[:5].any()  # padding too: graphs of the draft read it
+    assert (buffers.proposed_tokens[5:] == 77).all()
 
 
-@pytest.mark.parametrize("commit", [by_kernel(accept_and_commit), accept_and_commit_ref])
+@pytest.mark.parametrize("commit", [launch_decision, decision_ref])
 def test_no_level_of_the_draft_writes_for_a_slot_that_has_become_padding(device, commit):
     """The levels may be padded further than the pass before them."""
     buffers, state = decided_case(device, 3, 4)
     buffers.draft_slots.fill_(77)
     buffers.draft_positions.fill_(5)
-    buffers.positions[:20] = 100 + torch.arange(20, device=device)
-    commit(buffers, state, 5, False, 4)
+    before = state.num_computed_tokens.tolist()
+    commit(buffers, state, 5, chain(3), 0, False)
     rows = buffers.sample_mapping[:5].tolist()
     assert buffers.draft_slots[:5].tolist() == [-1 if row < 0 else 77 for row in rows]
-    seeds = buffers.last_token_indices[:5].tolist()
-    expected = [0 if row < 0 else 100 + seed for row, seed in zip(rows, seeds, strict=True)]
+    counts = buffers.num_accepted[:5].tolist()
+    expected = [0 if row < 0 else before[row] + n for row, n in zip(rows, counts, strict=True)]
     assert buffers.draft_positions[:5].tolist() == expected
     assert -1 in rows
 
@@ -190,7 +205,7 @@ def test_seed_rows_follow_the_rows_of_the_round(device):
         (decided_case(device, 5, 1), 1),
     ):
         buffers.target_tokens[:30] = 50  # no draft holds
-        accept_and_commit(buffers, state, 5, False, Q)
+        launch_decision(buffers, state, 5, chain(Q - 1), 0, False)
         assert buffers.last_token_indices[:5].tolist() == [0, Q, 2 * Q, 0, 4 * Q]
         assert not buffers.num_accepted[:5].any()
 
@@ -199,7 +214,6 @@ def shared_case(device, K, shares=(1, 3, 2, 0, 1), num_rows=11):
     """Slots with these rows; those that are left of num_rows are padding."""
     buffers, state = make(device, K, keeps_probs=True)
     state.draft_probs.uniform_()
-    state.draft_confidences.uniform_()
     state.num_nodes[:6] = torch.tensor([2, 3, 3, 1, 0, 3], device=device)
     state.num_draft_tokens[:6] = K
     buffers.rows_per_slot[:5] = torch.tensor(shares, device=device)
@@ -207,7 +221,7 @@ def shared_case(device, K, shares=(1, 3, 2, 0, 1), num_rows=11):
 
 
 def same_probs(ours, theirs):
-    for name in ("num_nodes", "draft_confidences", "draft_probs"):
+    for name in ("num_nodes", "draft_probs"):
         found, expected = (getattr(each[1], name)[:-1] for each in (ours, theirs))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, msg=name)
 
@@ -216,8 +230,8 @@ def test_fill_shared_rows(device):
     K = 3
     *ours, num_rows = shared_case(device, K)
     theirs = copy.deepcopy(ours)
-    by_kernel(fill_round)(*ours, 5, MAX_LEN, K + 1, num_rows)
-    fill_round_ref(*theirs, 5, MAX_LEN, K + 1, num_rows)
+    by_kernel(fill_round)(*ours, 5, chain(K), num_rows, MAX_LEN)
+    fill_round_ref(*theirs, 5, chain(K), num_rows, MAX_LEN)
     same(ours, theirs, 5, K)
     buffers, state = ours
     assert buffers.verify_start_loc[:6].tolist() == [0, 1, 4, 6, 6, 7]
@@ -233,25 +247,26 @@ def test_fill_shared_rows(device):
 def test_commit_shared_rows(device, accepts):
     K = 3
     *ours, num_rows = shared_case(device, K)
-    fill_round_ref(*ours, 5, MAX_LEN, K + 1, num_rows)
+    fill_round_ref(*ours, 5, chain(K), num_rows, MAX_LEN)
     buffers, state = ours
     buffers.target_tokens[:num_rows] = torch.randint(4, 9, (num_rows,), device=device)
     if accepts:
         buffers.target_tokens[: num_rows - 1] = buffers.input_ids[1:num_rows]
-    confidences = state.draft_confidences.clone()
     before = state.num_computed_tokens.clone()
+    buffers.draft_input_ids[7:] = -999  # no slot writes more rows than it has
     theirs = copy.deepcopy(ours)
-    by_kernel(accept_and_commit)(*ours, 5, False, K + 1, True)
-    accept_and_commit_ref(*theirs, 5, False, K + 1, True)
+    launch_decision(*ours, 5, chain(K), num_rows, False)
+    decision_ref(*theirs, 5, chain(K), num_rows, False)
     same(ours, theirs, 5, K)
     same_probs(ours, theirs)
     accepted = [0, 2, 1, 0, 0] if accepts else [0] * 5
     assert buffers.num_accepted[:5].tolist() == accepted
-    assert buffers.num_verified[:5].tolist() == [0, 2, 1, 0, 0]
+    assert buffers.columns.num_verified[:5, 0].tolist() == [0, 2, 1, 0, 0]
+    assert (buffers.draft_input_ids[7:] == -999).all()
     assert buffers.last_token_indices[1:3].tolist() == [1 + accepted[1], 4 + accepted[2]]
     assert state.num_computed_tokens[0] == before[0] + accepted[1] + 1
-    kept = buffers.confidences[1].double() / CONFIDENCE_ONE
-    expected = torch.where(torch.arange(K, device=device) < 2, confidences[0], 0)
+    kept = buffers.columns.probs[1].double() / CONFIDENCE_ONE
+    expected = torch.where(torch.arange(K, device=device) < 2, state.draft_probs[0], 0)
     torch.testing.assert_close(kept.float(), expected, rtol=1e-5, atol=1e-6)
     assert state.num_nodes[[4, 0, 2, 3]].tolist() == [0] * 4
 

@@ -9,11 +9,10 @@ import torch
 from specdec.config import MOST_SEQS
 from specdec.kernels import jit, tl
 from specdec.rounds.fill import fill_round, fill_round_ref
-from specdec.rounds.fill_tree import fill_tree, fill_tree_ref
 from specdec.rounds.propose import propose_level, write_level, write_level_ref
-from specdec.rounds.rank import depths, kept_nodes
+from specdec.rounds.rank import kept_nodes
 from specdec.rounds.stop import decide, decide_ref
-from specdec.sizes import TreeShape
+from specdec.sizes import TreeShape, chain
 from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.rounds import test_round_kernels as chains
 from tests.specdec.rounds import test_tree_kernels as trees
@@ -36,11 +35,10 @@ def device(request):
 
 def begin(case):
     """Both have stale numbers where nothing is written."""
-    buffers, state = case
+    buffers = case[0]
     buffers.sample_mapping[:NUM_REQS] = buffers.idx_mapping[:NUM_REQS]
     buffers.votes.zero_()
     buffers.num_going.zero_()
-    state.may_stop = True
     return case
 
 
@@ -83,7 +81,7 @@ class ChainCase:
         self.start = begin((buffers, state))
         self.start[1].num_draft_tokens[:] = self.K
         self.start[1].num_draft_tokens[4] = 2  # slot 0 may have two levels
-        self.start[0].draft_tokens.zero_()
+        self.start[0].proposed_tokens.zero_()
         self.bounds = [2, self.K, self.K, 0, self.K]
         self.threshold = None if threshold is None else torch.tensor([threshold], device=device)
         self.calibration = torch.tensor([0.0, 1.0], device=device).repeat(2, self.K, 1)
@@ -258,19 +256,15 @@ def test_the_votes_of_the_largest_batch_fit(device, prob, threshold):
     assert vote(probs, bounds, threshold, order) == count * (prob >= threshold)
 
 
-@pytest.mark.parametrize("own", [2, 4])
-def test_drafts_that_were_not_made_are_padding(device, own):
+def test_drafts_that_were_not_made_are_padding(device):
     buffers, state = chains.make(device, 4)
-    state.may_stop = True
-    state.num_nodes[:] = torch.tensor([1, 2, 3, 4, 3, 0, 9], device=device)
-    state.num_draft_tokens[:5] = own
+    state.num_nodes[:] = torch.tensor([1, 2, 3, 1, 0, 0, 9], device=device)
     ours, theirs = (buffers, state), copy.deepcopy((buffers, state))
-    by_kernel(fill_round)(*ours, NUM_REQS, MAX_LEN, 5)
-    fill_round_ref(*theirs, NUM_REQS, MAX_LEN, 5)
+    by_kernel(fill_round)(*ours, NUM_REQS, chain(4), 0, MAX_LEN)
+    fill_round_ref(*theirs, NUM_REQS, chain(4), 0, MAX_LEN)
     chains.same(ours, theirs, NUM_REQS, 4)
-    live = [min(own, count) for count in (3, 1, 3)]
-    assert buffers.num_valid[:3].tolist() == [1, *(count + 1 for count in live[1:])]
-    assert (buffers.slot_mapping[5:10] >= 0).sum() == live[1] + 1
+    assert buffers.num_valid[:5].tolist() == [1, 2, 4, 0, 2]
+    assert (buffers.slot_mapping[5:10] >= 0).tolist() == [True] * 2 + [False] * 3
 
 
 SHAPES = [
@@ -328,7 +322,9 @@ def test_a_tree_keeps_the_nodes_of_the_levels_that_it_has(device, shape, thresho
     firsts = [0, *(k + k * k * level for level in range(D))]  # of levels, and the end
     case = TreeCase(device, shape, None)
     (whole, _), _ = case.draft(write_level_ref)
-    best = [whole.tree.scores[:NUM_REQS, firsts[j] : firsts[j + 1]].amax(dim=1) for j in range(D)]
+    best = [
+        whole.candidates.scores[:NUM_REQS, firsts[j] : firsts[j + 1]].amax(dim=1) for j in range(D)
+    ]
     paths = torch.stack(best, dim=1).exp().tolist()
     if isinstance(threshold, tuple):
         threshold = near_mean(paths, case.bounds, *threshold)
@@ -348,28 +344,26 @@ def test_a_tree_keeps_the_nodes_of_the_levels_that_it_has(device, shape, thresho
         levels = min(levels, case.bounds[b], room)
         count = min(firsts[levels], shape.num_nodes)
         assert state.num_nodes[row] == count
-        cut = whole.tree.scores[b].clone()
+        cut = whole.candidates.scores[b].clone()
         cut[firsts[levels] :] = -torch.inf
-        place, parents = kept_nodes(cut[None], whole.tree.places[b][None], shape.num_nodes)
-        kept = whole.tree.tokens[b][place], parents, depths(place, k)
-        found = state.draft_tokens[row], state.draft_parents[row], state.draft_depths[row]
+        place, parents = kept_nodes(cut[None], whole.candidates.places[b][None], shape.num_nodes)
+        kept = whole.candidates.tokens[b][place], parents
+        found = state.draft_tokens[row], state.draft_parents[row]
         for ours, theirs in zip(found, kept, strict=True):
             assert torch.equal(ours[:count], theirs[0, :count])
         dead = [x[count:].tolist() for x in found]
         num_dead = shape.num_nodes - count
-        assert dead == [[0] * num_dead, [0] * num_dead, [1] * num_dead]
+        assert dead == [[0] * num_dead] * 2
 
 
 def test_nodes_that_were_not_drafted_are_padding(device):
     shape = SHAPES[0]
     ours = trees.make(device, shape)
-    ours[1].may_stop = True
-    ours[1].num_nodes[:] = torch.tensor([3, 20, 12, 20, 3, 0, 20], device=device)
-    ours[1].num_draft_tokens[:5] = 4
+    ours[1].num_nodes[:] = torch.tensor([3, 20, 12, 20, 0, 0, 20], device=device)
     theirs = copy.deepcopy(ours)
     N = shape.num_nodes + 1
-    by_kernel(fill_tree)(*ours, NUM_REQS, N, MAX_LEN)
-    fill_tree_ref(*theirs, NUM_REQS, N, MAX_LEN)
+    by_kernel(fill_round)(*ours, NUM_REQS, shape.drafts, 0, MAX_LEN)
+    fill_round_ref(*theirs, NUM_REQS, shape.drafts, 0, MAX_LEN)
     trees.assert_same(ours, theirs)
     is_row = ours[0].slot_mapping[: NUM_REQS * N].view(NUM_REQS, N) >= 0
     assert is_row[1].tolist() == [True] * 4 + [False] * (N - 4)

@@ -1,6 +1,7 @@
 """kernel == twin for draft trees: integers to the bit, scores but for the last digits."""
 
 import copy
+import itertools
 import os
 import random
 import subprocess
@@ -10,15 +11,16 @@ import pytest
 import torch
 
 from specdec.kernels.move_slots import move_slots, move_slots_ref
+from specdec.requests.draft_tree import depths
 from specdec.requests.row_start import RowStart
 from specdec.rounds import gather_paths
-from specdec.rounds.buffers import BufferSizes, StepBuffers
-from specdec.rounds.commit_tree import TreeRows, launch_walk_trees, walk_trees_ref
-from specdec.rounds.fill_tree import fill_tree, fill_tree_ref
+from specdec.rounds.buffers import CONFIDENCE_ONE, BufferSizes, StepBuffers
+from specdec.rounds.commit import decision_ref, launch_decision
+from specdec.rounds.fill import fill_round, fill_round_ref
 from specdec.rounds.gather_paths import launch_move_prompts, move_prompts_ref
-from specdec.rounds.start_rows import start_rows
+from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
-from specdec.sizes import TreeShape
+from specdec.sizes import DraftShape, TreeShape, chain
 from tests.specdec.buffer_tensors import buffer_tensors
 from tests.specdec.kernels.by_kernel import by_kernel
 
@@ -54,18 +56,16 @@ def make(device, shape, max_tokens=128):
     sizes = BufferSizes(
         max_tokens=max_tokens,
         max_reqs=6,
-        num_speculative_tokens=shape.max_depth,
+        shape=shape.drafts,
         hidden_size=8,
         aux_width=0,
         draft_hidden_size=8,
-        tree=shape,
+        keeps_probs=True,
         num_kv_blocks=40,
-        max_tree_reqs=6,
+        max_wide_reqs=6,
     )
     buffers = StepBuffers(sizes, torch.float32, device)
-    state = RequestState(
-        6, shape.max_depth, 3, 99, device, num_nodes=shape.num_nodes, vocab_size=5, has_probs=True
-    )
+    state = RequestState(6, shape.drafts, 3, 99, device, vocab_size=5, has_probs=True)
     for tensor in buffer_tensors(buffers).values():
         tensor.fill_(-999 if tensor.dtype == torch.int64 else torch.nan)
     lengths = (63, MAX_LEN, 64, MAX_LEN - 2, MAX_LEN - 1, 7)
@@ -75,12 +75,13 @@ def make(device, shape, max_tokens=128):
             state, [(row, RowStart(blocks=[10 + row, 20 + row, 30 + row], num_draft_tokens=own))]
         )
         state.num_computed_tokens[row] = length
-        state.num_nodes[row] = shape.num_nodes
-        tokens, parents, depths = random_tree(shape, row)
+        tokens, parents = random_tree(shape, row)
+        most = min(own, MAX_LEN - 1 - length)
+        is_live = [depth <= most for depth in depths(parents)[1:]]
+        state.num_nodes[row] = sum(1 for _ in itertools.takewhile(bool, is_live))
         state.draft_tokens[row] = torch.tensor(tokens)
         state.draft_parents[row] = torch.tensor(parents)
-        state.draft_depths[row] = torch.tensor(depths)
-    for nodes in (state.draft_tokens, state.draft_parents, state.draft_depths):
+    for nodes in (state.draft_tokens, state.draft_parents):
         nodes[-1] = 10**6  # what padding has left
     state.draft_probs[:-1] = torch.rand(
         6, shape.num_nodes, generator=torch.Generator().manual_seed(5)
@@ -92,15 +93,14 @@ def make(device, shape, max_tokens=128):
 
 
 def random_tree(shape, seed):
-    """Tokens that siblings do not share, parents and depths."""
+    """Tokens that siblings do not share, and parents."""
     rng = random.Random(seed)
-    parents, depths = [], [0]
+    parents = []
     for _ in range(shape.num_nodes):
-        parent = rng.choice([i for i, depth in enumerate(depths) if depth < shape.max_depth])
-        parents.append(parent)
-        depths.append(depths[parent] + 1)
+        inner = [i for i, depth in enumerate(depths(parents)) if depth < shape.max_depth]
+        parents.append(rng.choice(inner))
     tokens = [parents[:i].count(parent) for i, parent in enumerate(parents)]
-    return tokens, parents, depths[1:]
+    return tokens, parents
 
 
 def assert_same(ours, theirs):
@@ -108,10 +108,10 @@ def assert_same(ours, theirs):
     for (name, a), b in zip(
         buffer_tensors(ours[0]).items(), buffer_tensors(theirs[0]).values(), strict=True
     ):
-        if name != "tree_rows":
+        if name != "candidate_rows":
             assert torch.allclose(a.nan_to_num(9e9), b.nan_to_num(9e9), 0, 1e-5), name
     names = ("last_sampled_tokens", "num_computed_tokens", "draft_tokens")
-    for name in (*names, "draft_parents", "draft_depths"):
+    for name in (*names, "draft_parents", "num_nodes"):
         assert torch.equal(getattr(ours[1], name)[:-1], getattr(theirs[1], name)[:-1]), name
     assert torch.allclose(ours[1].draft_probs[:-1], theirs[1].draft_probs[:-1], 1e-5, 1e-7)
     histories = [each[1].sampling.history[:-1] for each in (ours, theirs)]
@@ -119,20 +119,21 @@ def assert_same(ours, theirs):
 
 
 @pytest.mark.parametrize("num_cut", [0, 1])
-def test_fill_tree(device, shape, num_cut):
+def test_fill_rows_with_paths(device, shape, num_cut):
     """With rows for all nodes, or all but the last ones."""
     ours = make(device, shape)
     theirs = copy.deepcopy(ours)
     N = shape.num_nodes + 1 - num_cut
-    by_kernel(fill_tree)(*ours, NUM_REQS, N, MAX_LEN)
-    fill_tree_ref(*theirs, NUM_REQS, N, MAX_LEN)
+    what = NUM_REQS, DraftShape(shape.num_levels, shape.top_k, N - 1), 0, MAX_LEN
+    by_kernel(fill_round)(*ours, *what)
+    fill_round_ref(*theirs, *what)
     assert_same(ours, theirs)
     assert ours[0].num_valid[3] == ours[0].num_valid[5] == 0
-    assert ours[0].tree.path_starts[5] == 0
+    assert ours[0].path_starts[5] == 0
     assert ours[0].num_valid[0] == 1  # at the end of the context there is room for the root alone
     assert ours[0].num_valid[1] == N
-    rows = ours[0].tree.path_rows[: NUM_REQS * N]
-    slots = ours[0].tree.path_slots[: NUM_REQS * N]
+    rows = ours[0].path_rows[: NUM_REQS * N]
+    slots = ours[0].path_slots[: NUM_REQS * N]
     is_real = ours[0].slot_mapping[: NUM_REQS * N] >= 0
     own = rows.gather(1, (rows >= 0).sum(dim=1, keepdim=True) - 1)[:, 0]
     own_slots = slots.gather(1, (rows >= 0).sum(dim=1, keepdim=True) - 1)[:, 0]
@@ -140,22 +141,66 @@ def test_fill_tree(device, shape, num_cut):
     assert torch.equal(own_slots[is_real], ours[0].slot_mapping[: NUM_REQS * N][is_real])
 
 
-def assert_history(buffers, state, has_words):
+def assert_history(buffers, state):
     """Accepted tokens and no others, where they are in the text."""
     expected = torch.zeros_like(state.sampling.history)
     for b, row in enumerate(buffers.idx_mapping[:NUM_REQS].tolist()):
         count = int(buffers.num_accepted[b])
         end = int(state.num_computed_tokens[row])
-        if row >= 0 and has_words:
+        if row >= 0:
             expected[row, end - count : end] = buffers.sampled_tokens[b, :count]
     assert torch.equal(state.sampling.history[:-1], expected[:-1])
+
+
+def assert_results(buffers, state, live):
+    """Verified nodes with their parents; the probabilities of all live ones."""
+    columns = buffers.columns
+    for b, row in enumerate(buffers.idx_mapping[:NUM_REQS].tolist()):
+        n = int(columns.num_verified[b])
+        assert n == max(int(buffers.num_valid[b]) - 1, 0)
+        if row < 0:
+            continue
+        assert columns.tokens[b, :n].tolist() == state.draft_tokens[row, :n].tolist()
+        assert columns.parents[b, :n].tolist() == state.draft_parents[row, :n].tolist()
+        assert int((columns.probs[b] > 0).sum()) == live[row]
+        probs = state.draft_probs[row, : live[row]]
+        found = columns.probs[b, : live[row]].float() / CONFIDENCE_ONE
+        assert torch.allclose(found, probs, 0, 1e-6)
+
+
+def test_a_chain_between_wider_drafts_has_its_own_places_and_parents(device):
+    """Where a step's drafts are of one kind or another: its rows have no paths."""
+    shape = SHAPES[0]
+    ours = make(device, shape)
+    ours[1].draft_parents.fill_(10**6)  # neither written nor read
+    theirs = copy.deepcopy(ours)
+    what = NUM_REQS, chain(shape.path_len - 1), 0
+    by_kernel(fill_round)(*ours, *what, MAX_LEN)
+    fill_round_ref(*theirs, *what, MAX_LEN)
+    assert_same(ours, theirs)
+    Q = shape.path_len
+    ids = ours[0].input_ids[: NUM_REQS * Q].view(NUM_REQS, Q)
+    for buffers, _ in (ours, theirs):
+        buffers.target_tokens[: NUM_REQS * Q] = ids.roll(-1, dims=1).flatten()
+    launch_decision(*ours, *what, False)
+    decision_ref(*theirs, *what, False)
+    assert_same(ours, theirs)
+    buffers = ours[0]
+    accepted = int(buffers.num_accepted[1])
+    assert accepted == Q - 1
+    assert buffers.columns.parents[1, : Q - 1].tolist() == list(range(Q - 1))
+    assert buffers.proposed_parents[1].tolist() == list(range(shape.num_nodes))
+    assert (buffers.path_rows == -999).all()
+    assert (buffers.moved_to == -999).all()
 
 
 def assert_chains_can_follow(buffers, state, path_len):
     """What the levels of a chain start from; the rows of paths are as those of shared rounds."""
     rows = [row for row in buffers.idx_mapping[:NUM_REQS].tolist() if row >= 0]
     assert state.num_nodes[rows].tolist() == [0] * len(rows)
-    assert not buffers.draft_tokens[:NUM_REQS].any()
+    assert not buffers.proposed_tokens[:NUM_REQS].any()
+    chain = list(range(buffers.proposed_parents.shape[1]))
+    assert buffers.proposed_parents[:NUM_REQS].tolist() == [chain] * NUM_REQS
     assert (int(buffers.draft_positions[3]), int(buffers.draft_slots[3])) == (0, -1)
     assert buffers.verify_start_loc[: NUM_REQS + 1].tolist() == [
         b * path_len for b in range(NUM_REQS + 1)
@@ -163,24 +208,26 @@ def assert_chains_can_follow(buffers, state, path_len):
 
 
 @pytest.mark.parametrize("num_cut", [0, 1])
-def test_walk_trees(device, shape, num_cut):
+def test_commit_rows_with_paths(device, shape, num_cut):
     """With rows for all nodes, or all but the last ones, and then for shorter paths alone."""
     N = shape.num_nodes + 1 - num_cut
     Q = min(shape.path_len, N) - num_cut
     accepted = set()
-    for seed, has_words in ((1, False), (2, True)):
+    for seed in (1, 2):
         torch.manual_seed(seed)
         ours = make(device, shape)
-        fill_tree_ref(*ours, NUM_REQS, N, MAX_LEN)
+        fill_round_ref(*ours, NUM_REQS, DraftShape(Q - 1, 2, N - 1), 0, MAX_LEN)
         ours[0].results.fill_(77)  # left by others
         targets = torch.randint(0, 2, (NUM_REQS * N,))
         targets[torch.rand(len(targets)) < 0.1] = -2  # a marker
         ours[0].target_tokens[: NUM_REQS * N] = targets
         theirs = copy.deepcopy(ours)
-        launch_walk_trees(*ours, NUM_REQS, TreeRows(N, Q), has_words)
-        walk_trees_ref(*theirs, NUM_REQS, TreeRows(N, Q), has_words)
+        live = ours[1].num_nodes.clone()
+        launch_decision(*ours, NUM_REQS, DraftShape(Q - 1, 2, N - 1), 0, False)
+        decision_ref(*theirs, NUM_REQS, DraftShape(Q - 1, 2, N - 1), 0, False)
         assert_same(ours, theirs)
-        assert_history(*ours, has_words)
+        assert_history(*ours)
+        assert_results(*ours, live)
         for each in (ours, theirs):
             assert_chains_can_follow(*each, Q)
             of_prompts = (each[0].positions, each[0].slot_mapping, each[0].draft_input_ids)
@@ -196,7 +243,8 @@ def test_move_prompts(device, shape, monkeypatch, at_once, num_prompt_rows):
     """Behind paths, over rows that are read, too; then padding."""
     monkeypatch.setattr(gather_paths, "AT_ONCE", at_once)
     ours = make(device, shape, max_tokens=2600)[0]
-    N, Q = rows = TreeRows(shape.num_nodes + 1, min(shape.path_len, shape.num_nodes + 1))
+    rows = shape.drafts
+    N, Q = rows.rows, rows.path_len
     num_reqs, num_padding = 2, 3
     for name in ("positions", "slot_mapping", "draft_input_ids"):
         getattr(ours, name).copy_(torch.randint(0, 9999, getattr(ours, name).shape))
@@ -215,8 +263,8 @@ def test_move_prompts(device, shape, monkeypatch, at_once, num_prompt_rows):
         assert torch.equal(mine[moved], old[was]), name
         assert mine[moved.stop : num_rows].tolist() == [of_padding] * num_padding
         assert torch.equal(mine[: moved.start], old[: moved.start]), name
-    assert torch.equal(ours.tree.path_sources, theirs.tree.path_sources)
-    assert ours.tree.path_sources[moved].tolist() == list(range(was.start, was.stop))
+    assert torch.equal(ours.path_sources, theirs.path_sources)
+    assert ours.path_sources[moved].tolist() == list(range(was.start, was.stop))
     assert torch.equal(ours.last_token_indices, theirs.last_token_indices)
     shift = num_reqs * (N - Q)
     assert ours.last_token_indices[:5].tolist() == [0, Q, *(ends[:2] - shift).tolist(), 0]

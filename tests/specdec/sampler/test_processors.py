@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from specdec.requests.row_start import RowStart, SamplingFlags, SamplingStart
-from specdec.rounds.start_rows import start_rows
+from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
 from specdec.sampler.count_sampled import count_sampled
 from specdec.sampler.processors import process
+from specdec.sizes import chain
 from tests.specdec.sampler.decided import uniform_rows
 
 V, Q, R = 40, 4, 5
@@ -51,7 +52,7 @@ def oracle(logits, start, prompt, output, position):
 def scene(request):
     """Five requests with a history, and decided rows of each, with a slot of padding between."""
     rng = np.random.default_rng(request.param)
-    state = RequestState(R, Q - 1, 1, 0, torch.device("cpu"), vocab_size=V)
+    state = RequestState(R, chain(Q - 1), 1, 0, torch.device("cpu"), vocab_size=V)
     prompts = [rng.integers(0, 5, 4 + r).tolist() for r in range(R)]
     for r, start in enumerate(STARTS):
         sampling = SamplingStart(prompt=prompts[r], **start)
@@ -147,7 +148,7 @@ def test_a_row_forgets_the_request_before_it(scene):
         start_rows(state, [(r, RowStart(blocks=[0], num_draft_tokens=0))])
     rows, fresh = (
         state.sampling,
-        RequestState(R, Q - 1, 1, 0, torch.device("cpu"), vocab_size=V).sampling,
+        RequestState(R, chain(Q - 1), 1, 0, torch.device("cpu"), vocab_size=V).sampling,
     )
     for name in ("floats", "integers", "bias", "in_prompt", "output_counts", "bad_lengths"):
         assert torch.equal(getattr(rows, name), getattr(fresh, name)), name

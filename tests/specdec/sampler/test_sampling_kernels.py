@@ -12,7 +12,7 @@ from specdec.kernels.best_token import launch_write
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
 from specdec.kernels.gumbel import DRAFT, TARGET, gumbel_noise, gumbel_of_all_ref
 from specdec.requests.row_start import RowStart, SamplingFlags, SamplingStart
-from specdec.rounds.start_rows import start_rows
+from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
 from specdec.sampler.accept import Decision
 from specdec.sampler.count_sampled import count_sampled, count_sampled_ref
@@ -20,6 +20,7 @@ from specdec.sampler.process_logits import process_logits
 from specdec.sampler.processors import process
 from specdec.sampler.row_parameters import TextPositions, row_parameters, row_parameters_ref
 from specdec.sampler.sampler import Sampler
+from specdec.sizes import chain
 from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.sampler.decided import uniform_rows, without_padding
 
@@ -57,7 +58,7 @@ def device(request):
 
 def make_state(device):
     rng = np.random.default_rng(0)
-    state = RequestState(R, K, 1, 9, device, vocab_size=V)
+    state = RequestState(R, chain(K), 1, 9, device, vocab_size=V)
     for row, start in enumerate(STARTS):
         sampling = SamplingStart(prompt=rng.integers(0, 5, 4).tolist(), **start)
         stops = {"min_position": 9, "stop_ids": [0, 2099]}
@@ -133,7 +134,7 @@ def test_slots_of_different_lengths_have_the_bits_of_padded_ones(device, apply):
 
 @pytest.mark.parametrize("apply", [by_kernel(process_logits), process])
 def test_a_bad_word_begins_in_what_was_generated_and_not_in_the_prompt(device, apply):
-    state = RequestState(R, K, 1, 9, device, vocab_size=V)
+    state = RequestState(R, chain(K), 1, 9, device, vocab_size=V)
     sampling = SamplingStart(prompt=[7, 8, 1], bad_words=[[1, 2], [8, 1, 3], [1, 1, 4]])
     start_rows(state, [(0, RowStart(blocks=[0], num_draft_tokens=K, sampling=sampling))])
 

@@ -1,4 +1,4 @@
-"""Rows go to the most probable drafts of the whole batch."""
+"""Rows go to the most probable nodes of the whole batch."""
 
 import pytest
 import torch
@@ -6,49 +6,43 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.rounds.buffers import BufferSizes, StepBuffers
-from specdec.rounds.share_rows import share_rows, share_rows_ref
+from specdec.rounds.share import share_rows, share_rows_ref
 from specdec.rounds.state import RequestState
+from specdec.sizes import DraftShape, chain
 from tests.specdec.kernels.by_kernel import by_kernel
 
 K = 4
-MAX_LEN = 40
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SHARES = [by_kernel(share_rows), share_rows_ref]
 
 
-def batch(device, rows, probs, live=None, bounds=None, computed=None, num_rows=6):
+def batch(device, rows, probs, live=None, num_rows=6):
     """Buffers and state of slots whose state rows are `rows`, -1 for padding."""
     sizes = BufferSizes(
         max_tokens=64,
         max_reqs=9,
-        num_speculative_tokens=K,
+        shape=chain(K),
         hidden_size=1,
         aux_width=0,
         draft_hidden_size=1,
         keeps_probs=True,
     )
     buffers = StepBuffers(sizes, torch.float32, device)
-    state = RequestState(num_rows, K, 2, scratch_block=0, device=device, has_probs=True)
+    state = RequestState(num_rows, chain(K), 2, scratch_block=0, device=device, has_probs=True)
     buffers.idx_mapping.fill_(-1)
     buffers.rows_per_slot.fill_(-999)
     buffers.idx_mapping[: len(rows)] = torch.tensor(rows, device=device)
     state.draft_probs[:-1] = torch.tensor(probs, device=device)[:num_rows]
     state.draft_probs[-1] = 2.0  # of padding: larger than any
     state.num_nodes[:] = K
-    state.num_draft_tokens[:] = K
-    for buffer, values in (
-        (state.num_nodes, live),
-        (state.num_draft_tokens, bounds),
-        (state.num_computed_tokens, computed),
-    ):
-        if values is not None:
-            buffer[:num_rows] = torch.tensor(values, device=device)
+    if live is not None:
+        state.num_nodes[:num_rows] = torch.tensor(live, device=device)
     return buffers, state
 
 
 def shares_of(share, given, num_reqs, num_rows):
     buffers, state = given
-    share(buffers, state, num_reqs, num_rows, MAX_LEN)
+    share(buffers, state, num_reqs, chain(K), num_rows)
     return buffers.rows_per_slot[:num_reqs].tolist()
 
 
@@ -77,6 +71,9 @@ def test_of_equals_the_lower_level_is_first_then_the_lower_slot(device, share):
         rows = shares_of(share, given, 4, num_rows)
         assert sum(rows) == num_rows
         assert max(rows) - min(rows) <= 1
+    given = batch(device, [3, 1], [[0.5] * K] * 6, live=[0, 4, 0, 1, 0, 0])
+    assert shares_of(share, given, 2, 2 + 1) == [2, 1]
+    assert shares_of(share, given, 2, 2 + 2) == [2, 2]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -90,16 +87,31 @@ def test_a_zero_with_a_sign_is_as_probable_as_one_without(device, share):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("share", SHARES)
-def test_bounds_live_drafts_and_the_end_of_the_context_limit_a_share(device, share):
-    given = batch(
-        device,
-        [0, 1, 2, 3],
-        [[0.5] * K] * 6,
-        live=[4, 2, 4, 4, 0, 0],
-        bounds=[0, 4, 4, 3, 0, 0],
-        computed=[0, 0, MAX_LEN - 2, 5, 0, 0],
-    )
+def test_only_live_nodes_have_a_share(device, share):
+    given = batch(device, [0, 1, 2, 3], [[0.5] * K] * 6, live=[0, 2, 1, 3, 4, 4])
     assert shares_of(share, given, 4, 64) == [1, 3, 2, 4]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("share", SHARES)
+def test_of_fewer_nodes_the_others_have_none(device, share):
+    """A step may verify fewer nodes than were proposed."""
+    buffers, state = batch(device, [0, 1], [[0.9, 0.8, 0.7, 0.6], [0.5] * K] * 3)
+    share(buffers, state, 2, DraftShape(2, 2, 2), 5)
+    assert buffers.rows_per_slot[:2].tolist() == [3, 2]
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_a_node_never_goes_without_its_parent(share):
+    """Wherever the probabilities of siblings lie, and if a parent's fell below its child's."""
+    parents = [0, 0, 1, 1]
+    probs = [[0.6, 0.3, 0.4, 0.2], [0.5, 0.4, 0.1, 0.05], [0.1, 0.9, 0.8, 0.7]] * 2
+    for num_rows in range(3, 16):
+        rows = shares_of(share, batch("cpu", [0, 1, 2], probs), 3, num_rows)
+        assert sum(rows) == num_rows
+        for count in rows:  # a request verifies its first nodes
+            assert all(parent < count for parent in parents[: count - 1])
+    assert shares_of(share, batch("cpu", [0, 1, 2], probs), 3, 3 + 4) == [2, 1, 4]
 
 
 @settings(max_examples=25, deadline=None)
@@ -109,23 +121,14 @@ def test_the_kernel_and_its_twin_share_alike(data):
     ratio = st.sampled_from([0.0, 1e-30, 0.2, 0.5, 0.9999999, 1.0])
     probs = data.draw(st.lists(st.lists(ratio, min_size=K, max_size=K), min_size=6, max_size=6))
     given = [falling(each) for each in probs]
-    live, bounds = (
-        data.draw(st.lists(st.integers(0, K), min_size=6, max_size=6)) for _ in range(2)
-    )
-    computed = data.draw(st.lists(st.integers(0, MAX_LEN - 1), min_size=6, max_size=6))
+    live = data.draw(st.lists(st.integers(0, K), min_size=6, max_size=6))
     num_real = sum(row >= 0 for row in rows)
     num_rows = data.draw(st.integers(num_real, 40))
-    found = [
-        shares_of(share, batch("cpu", rows, given, live, bounds, computed), 7, num_rows)
-        for share in SHARES
-    ]
+    found = [shares_of(share, batch("cpu", rows, given, live), 7, num_rows) for share in SHARES]
     assert found[0] == found[1]
-    most = [
-        min(*pair, MAX_LEN - 1 - done) for *pair, done in zip(live, bounds, computed, strict=True)
-    ]
-    num_live = sum(most[row] for row in rows if row >= 0)
+    num_live = sum(live[row] for row in rows if row >= 0)
     assert sum(found[0]) == min(num_rows, num_real + num_live)
     assert all(
-        n == 0 if row < 0 else 1 <= n <= 1 + most[row]
+        n == 0 if row < 0 else 1 <= n <= 1 + live[row]
         for row, n in zip(rows, found[0], strict=True)
     )

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from specdec.requests.row_start import RowStart, SamplingStart
-from specdec.rounds import start_rows as module
-from specdec.rounds.start_rows import launch_start_rows, start_rows, start_rows_ref
+from specdec.rounds import start as module
+from specdec.rounds.start import launch_start_rows, start_rows, start_rows_ref
 from specdec.rounds.state import RequestState
-from specdec.sizes import MAX_STOP_IDS
+from specdec.sizes import MAX_STOP_IDS, chain
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 M = 300  # places in the block table: more than a program writes at once
@@ -33,7 +33,7 @@ def device(request):
 
 def make_state(device):
     """With a number of its own in every place."""
-    state = RequestState(6, 3, M, SCRATCH, device, vocab_size=20, has_probs=True)
+    state = RequestState(6, chain(3), M, SCRATCH, device, vocab_size=20, has_probs=True)
     for tensor in written(state).values():
         tensor.copy_(torch.arange(tensor.numel()).view_as(tensor) + 10_000)
     return state

@@ -1,0 +1,85 @@
+"""What the host reads of a step: verified nodes are the first, and live ones have probabilities."""
+
+import pytest
+import torch
+
+from specdec.rounds.buffers import CONFIDENCE_ONE, BufferSizes, StepBuffers
+from specdec.rounds.logprobs import RecordedLogprobs
+from specdec.rounds.results import NUM_SLOTS, Results
+from specdec.sizes import DraftShape, chain
+
+WIDER = {"shape": DraftShape(levels=2, width=2, nodes=4), "max_wide_reqs": 3}
+
+
+def results(**changes):
+    sizes = {"max_tokens": 16, "max_reqs": 3, "shape": chain(2), "hidden_size": 1}
+    sizes |= {"aux_width": 0, "draft_hidden_size": 1}
+    buffers = StepBuffers(BufferSizes(**sizes | changes), torch.float32, torch.device("cpu"))
+    buffers.results.fill_(-999)
+    buffers.proposed_tokens.fill_(-999)
+    columns = buffers.columns
+    columns.sampled_tokens[:2] = torch.tensor([[5, 6, 0], [7, 0, 0]])
+    columns.num_accepted[:2, 0] = torch.tensor([1, 0])
+    columns.num_verified[:2, 0] = torch.tensor([2, 0])
+    columns.tokens[0, :2] = torch.tensor([5, 9])
+    return buffers, Results(buffers)
+
+
+def sent(given):
+    given.send(2, RecordedLogprobs())
+    return given.latest.read()
+
+
+def test_a_fixed_chain_has_no_parents_and_no_probabilities():
+    buffers, given = results()
+    found = sent(given)
+    assert buffers.results.shape == (3, 3 + 2 + 2)
+    assert found.sampled_tokens == [[5, 6, 0], [7, 0, 0]]
+    assert found.num_accepted == [1, 0]
+    assert found.draft_tokens == [[5, 9], []]
+    assert found.draft_parents == found.draft_probs == [[], []]
+    assert found.path_probs.shape == (2, 0)
+
+
+def test_verified_nodes_have_parents_and_live_ones_probabilities():
+    buffers, given = results(keeps_probs=True, **WIDER)
+    buffers.columns.parents[0, :2] = torch.tensor([0, 0])
+    probs = torch.tensor([[0.5, 0.25, 2.0**-24, 0.0], [0.0] * 4])
+    buffers.columns.probs[:2] = (probs * CONFIDENCE_ONE).long()
+    found = sent(given)
+    assert found.draft_tokens == [[5, 9], []]
+    assert found.draft_parents == [[0, 0], []]
+    assert found.path_probs.tolist() == probs.tolist()  # verified or not
+    assert found.draft_probs == [[0.5, 0.25], []]
+
+
+def test_what_a_planner_of_chains_reads_are_quotients():
+    buffers, given = results(keeps_probs=True)
+    probs = torch.tensor([[0.5, 0.125], [0.75, 0.0]])
+    buffers.columns.probs[:2] = (probs * CONFIDENCE_ONE).long()
+    assert sent(given).confidences.tolist() == [[0.5, 0.25], [0.75, 0.0]]
+
+
+@pytest.mark.parametrize("wider", [{}, WIDER])
+def test_proposals_have_parents_which_of_chains_are_implied(wider):
+    buffers, given = results(**wider)
+    given.send(2, RecordedLogprobs())
+    X = buffers.proposed_tokens.shape[1]
+    buffers.proposed_tokens[:2] = torch.arange(2 * X).view(2, X)
+    if wider:
+        buffers.proposed_parents[:2] = torch.tensor([[0, 1, 1, 0], [0, 1, 2, 3]])
+    given.send_proposals(2)
+    found = given.latest.read_proposals()
+    assert found.tokens == [[*range(X)], [*range(X, 2 * X)]]
+    parents = [[*each] for each in found.parents]
+    assert parents == ([[0, 1, 1, 0], [0, 1, 2, 3]] if wider else [[0, 1], [0, 1]])
+
+
+def test_results_on_their_way_are_their_own_for_as_many_steps():
+    buffers, given = results()
+    pending = []
+    for step in range(NUM_SLOTS):
+        buffers.columns.sampled_tokens[:2] = step
+        given.send(2, RecordedLogprobs())
+        pending.append(given.latest)
+    assert [each.read().sampled_tokens[0][0] for each in pending] == list(range(NUM_SLOTS))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 BLOCK_SIZE = 64  # tokens per cache block: one attention tile
 MOST_SHARED_ROWS = 512  # beyond, each row of a round costs more than a draft is worth
@@ -10,6 +11,30 @@ MAX_AUTO_TREE_REQUESTS = 8  # with more at a time, chains that share their rows 
 MAX_STOP_IDS = 64  # ids that min_tokens can mask, per request
 MAX_BAD_WORDS = 64  # token sequences, per request
 MAX_BAD_WORD_LENGTH = 16  # tokens
+
+
+class DraftShape(NamedTuple):
+    """What each request of a step drafts. With a width of 1 it is a chain, without nodes nothing.
+
+    width: children of a node that are drafted. nodes: that are kept
+    """
+
+    levels: int
+    width: int
+    nodes: int
+
+    @property
+    def rows(self) -> int:
+        """Count the rows of a request that verifies: the root and all nodes."""
+        return self.nodes + 1
+
+    @property
+    def path_len(self) -> int:
+        """Count the rows of the longest path, with the root."""
+        return min(self.levels, self.nodes) + 1
+
+
+PLAIN = DraftShape(0, 1, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +73,11 @@ class TreeShape:
     def of(self, num_reqs: int) -> "TreeShape":
         """Choose the shape of a step with this many requests, padding included or not."""
         return _shape_of(self, num_reqs)
+
+    def draft_shape(self, num_reqs: int) -> DraftShape:
+        """Return the shape of each request in a step with this many."""
+        shape = self.of(num_reqs)
+        return DraftShape(shape.num_levels, shape.top_k, shape.num_nodes)
 
     @property
     def num_rows(self) -> int:

@@ -46,7 +46,7 @@ def accept_and_commit(
     verified = buffers.target_tokens, buffers.positions, buffers.input_ids, buffers.num_valid
     slots = buffers.verify_start_loc, buffers.sample_mapping, buffers.pq_accepted
     _accept_and_commit_kernel[(num_reqs,)](
-        *(*rows, *drafts, *progress, state.draft_confidences, *verified, *slots),
+        *(*rows, *drafts, *progress, state.draft_probs, *verified, *slots),
         len(state.num_computed_tokens) - 1,
         buffers.results.shape[1],
         state.draft_tokens.shape[1],
@@ -65,7 +65,7 @@ def accept_and_commit(
 @jit
 def _accept_and_commit_kernel(
     # [B, WIDTH]: sampled tokens [N], number accepted, verified drafts [N - 1], their number; with
-    # KEEPS_PROBS the confidences [N - 1]; N = K + 1
+    # KEEPS_PROBS the path probabilities [N - 1]; N = K + 1
     results_ptr,
     draft_ids_ptr,  # [T]
     last_rows_ptr,  # [B] last_token_indices
@@ -75,7 +75,7 @@ def _accept_and_commit_kernel(
     num_computed_ptr,  # [R + 1]
     last_sampled_ptr,  # [R + 1]
     num_live_ptr,  # [R + 1], with KEEPS_PROBS
-    confidences_ptr,  # [R + 1, X], with KEEPS_PROBS
+    probs_ptr,  # [R + 1, X] draft_probs, with KEEPS_PROBS
     target_ptr,  # [T]
     row_positions_ptr,  # [T] positions
     input_ids_ptr,  # [T]
@@ -123,10 +123,10 @@ def _accept_and_commit_kernel(
     tl.store(out + 2 * N, tl.maximum(num_valid - 1, 0))
     if KEEPS_PROBS:
         live = i < tl.load(num_live_ptr + row)
-        at = confidences_ptr + row * X + i
+        at = probs_ptr + row * X + i
         is_kept = (i + 1 < N) & live & is_real
-        confidence = tl.load(at, mask=is_kept, other=0.0)
-        scaled = tl.maximum((confidence * ONE).to(tl.int64), 1)
+        prob = tl.load(at, mask=is_kept, other=0.0)
+        scaled = tl.maximum((prob * ONE).to(tl.int64), 1)
         tl.store(out + 2 * N + 1 + i, tl.where(is_kept, scaled, 0), mask=i + 1 < N)
         tl.store(num_live_ptr + row, tl.zeros_like(idx))
     tl.store(draft_tokens_ptr + b * (N - 1) + i, tl.zeros_like(draft), mask=i + 1 < N)
@@ -178,7 +178,7 @@ def accept_and_commit_ref(
     if K > 0:
         is_live_BK = torch.arange(K, device=row_B.device) < state.num_nodes[row_B, None]
         is_kept_BK = is_live_BK & is_real_B[:, None]
-        kept_BK = torch.where(is_kept_BK, state.draft_confidences[row_B, :K], 0)
+        kept_BK = torch.where(is_kept_BK, state.draft_probs[row_B, :K], 0)
         scaled_BK = (kept_BK * CONFIDENCE_ONE).long().clamp(min=1)
         buffers.confidences[:B] = torch.where(is_kept_BK, scaled_BK, 0)
         state.num_nodes[row_B] = 0

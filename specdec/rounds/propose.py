@@ -7,9 +7,9 @@ is the head's token 0, never a marker.
 
 Where the number of levels varies from step to step (`calibration` is given), each level goes to the
 state rows at once, with the probability that the chain holds up to it: the product over its levels
-of sigmoid(intercept + slope * logit(confidence)). The confidence of a greedy draft is its softmax
-probability; of a draft drawn with noise g, that of the softmax of logits + temperature * g. With a
-`threshold` drafts go on only while these probabilities reach it on average (stop_drafting.py).
+of the draft's own probability, whose odds are multiplied by a factor. For a greedy draft that is
+its softmax probability; for one drawn with noise g, that of the softmax of logits + temperature *
+g. With a `threshold` drafts go on only while paths reach it on average (stop_drafting.py).
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from specdec.rounds.state import RequestState
 from specdec.rounds.stop_drafting import count_drafting, decide, decide_ref, drafting_ref
 from specdec.sizes import BLOCK_SIZE
 
-# clamps probabilities to here and 1 - this before the logit, as the calibration does
+# clamps the draft's probabilities to here and 1 - this
 LEAST_CONFIDENCE = 1e-4
 
 
@@ -44,8 +44,8 @@ class DraftLevel:
 
     level: None: the level after those that state.num_nodes counts
     d2t_W: target ids of the draft's, None: the draft has the target's ids
-    calibration: [2, K, 2] intercept and slope by level, of greedy and of sampled requests; None:
-        all K levels are drafted, and the last one brings the tokens to the state rows
+    calibration: [2, K] factor of the odds by level, of greedy and of sampled requests; None: all K
+        levels are drafted, and the last one brings the tokens to the state rows
     threshold: [1] see stop_drafting.py, with a calibration; None: no slot stops
     """
 
@@ -91,7 +91,7 @@ def launch_write_level(
     K = buffers.draft_tokens.shape[1]
     rows = buffers.draft_last_tokens, buffers.draft_positions, buffers.draft_slots
     votes = buffers.num_going, buffers.votes
-    drafts = state.draft_tokens, state.num_nodes, state.draft_confidences, state.draft_probs
+    drafts = state.draft_tokens, state.num_nodes, state.draft_probs
     slots = buffers.sample_mapping, state.num_computed_tokens, state.num_draft_tokens
     R, M = state.block_table.shape
     X = state.draft_tokens.shape[1]
@@ -128,13 +128,12 @@ def _propose_kernel(
     votes_ptr,  # [1] with STOPS
     state_tokens_ptr,  # [R + 1, X]
     num_live_ptr,  # [R + 1], with VARIES
-    confidences_ptr,  # [R + 1, X] float32, with VARIES
     probs_ptr,  # [R + 1, X] float32, with VARIES
     best_ptr,  # [tiles, B]
     ids_ptr,  # [tiles, B]
     sums_ptr,  # [tiles, B] float32, with VARIES
     temperatures_ptr,  # [B] float32, with IS_SAMPLED
-    calibration_ptr,  # [2, K, 2] float32, with VARIES
+    calibration_ptr,  # [2, K] float32, with VARIES
     threshold_ptr,  # [1] float32, with STOPS
     d2t_ptr,  # [W]
     sample_ptr,  # [B]
@@ -184,13 +183,11 @@ def _propose_kernel(
             kind = (temperature > 0.0).to(tl.int64)
         share = confidence(best_ptr, sums_ptr, scale, b, tiles, B, BLOCK)
         inside = tl.minimum(tl.maximum(share, LEAST), 1.0 - LEAST)
-        line_ptr = calibration_ptr + (kind * K + level) * 2
-        logit = tl.log(inside / (1.0 - inside))
-        prob = tl.sigmoid(tl.load(line_ptr) + tl.load(line_ptr + 1) * logit)
+        odds = tl.load(calibration_ptr + kind * K + level) * (inside / (1.0 - inside))
+        prob = odds / (1.0 + odds)
         at = row * X + level
         if LEVEL != 0:
             prob = prob * tl.load(probs_ptr + at - 1, mask=level > 0, other=1.0)
-        tl.store(confidences_ptr + at, share)
         tl.store(probs_ptr + at, prob)
         tl.store(state_tokens_ptr + at, token)
         tl.store(num_live_ptr + row, level + 1)
@@ -269,7 +266,7 @@ def _keep_prob_ref(
     level_B: Tensor,
     drafts_B: Tensor,
 ) -> Tensor:
-    """Keep the confidence and the path's probability, which is returned."""
+    """Keep the path's probability, which is returned."""
     assert to.calibration is not None, to
     state = to.state
     row_B = to.buffers.sample_mapping[: len(scores_BW)]
@@ -280,10 +277,9 @@ def _keep_prob_ref(
         kind_B = (temperature_B > 0).long()
     share_B = confidence_ref(scores_BW, scale_B)
     inside_B = share_B.clamp(LEAST_CONFIDENCE, 1 - LEAST_CONFIDENCE)
-    intercept_B, slope_B = to.calibration[kind_B, level_B].unbind(-1)
-    prob_B = torch.sigmoid(intercept_B + slope_B * (inside_B / (1 - inside_B)).log())
+    odds_B = to.calibration[kind_B, level_B] * (inside_B / (1 - inside_B))
+    prob_B = odds_B / (1 + odds_B)
     before_B = state.draft_probs[row_B, (level_B - 1).clamp(min=0)]
     path_B = torch.where(level_B > 0, before_B, 1.0) * prob_B
-    _replace(state.draft_confidences, (row_B, level_B), share_B, drafts_B)
     _replace(state.draft_probs, (row_B, level_B), path_B, drafts_B)
     return path_B

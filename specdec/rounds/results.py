@@ -30,7 +30,7 @@ class StepResult:
     draft_parents: list[list[int]]
     # of trees: the draft's probability of the path to each of these; of a round of chains []
     draft_probs: list[list[float]]
-    # [B, K] float32, of live drafts by level; [B, 0] where K is fixed, and of trees
+    # [B, K] float32: paths of live drafts by level; [B, 0] where K is fixed, and of trees
     confidences: np.ndarray
     logprobs: StepLogprobs | None = None  # by decided row, see step_sizes.py
     prompt_logprobs: Sequence[StepLogprobs | None] = ()  # one per part of a prompt

@@ -49,9 +49,8 @@ class RequestState:
         self.draft_depths = zeros(R, num_nodes)  # [R + 1, X] 1 for a child of the root
         self.num_draft_tokens = zeros(R)  # [R + 1] the request's own K, at most K
         self.num_nodes = zeros(R)  # [R + 1] proposed since the last commit
-        probs = torch.zeros(2, R, num_nodes if has_probs else 0, device=device)
-        self.draft_confidences = probs[0]  # [R + 1, X] the draft's own, given those before it
-        self.draft_probs = probs[1]  # [R + 1, X] that a draft and all before it hold
+        # [R + 1, X] that a draft and all before it hold
+        self.draft_probs = torch.zeros(R, num_nodes if has_probs else 0, device=device)
         self.block_table = zeros(R, blocks_per_request)  # [R + 1, M] cache blocks by position
         self.block_table.fill_(scratch_block)
         self.min_positions = zeros(R)  # [R + 1] see kernels/best_token.py

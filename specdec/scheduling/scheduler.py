@@ -1,7 +1,7 @@
 """Which request computes what in the next step. Host only, no tensors.
 
 In a step all running requests verify, and rows of prompts ride along: as many as keep it within a
-multiple of its time without them (step_costs.py), and all that fit while nothing runs. The order is
+multiple of its time without them (costs.py), and all that fit while nothing runs. The order is
 by priority, then samples of the caller's request with fewer samples running, then arrival. Requests
 take blocks as they grow; when none is left, the last in that order is preempted and later computes
 its tokens again.
@@ -18,12 +18,11 @@ from dataclasses import replace
 
 from specdec.requests.request import Request
 from specdec.scheduling.block_pool import BlockPool, RequestBlocks
+from specdec.scheduling.costs import PromptBudget
+from specdec.scheduling.planner import NextRound, Planner
 from specdec.scheduling.prompts import PromptRows, num_left
-from specdec.scheduling.round_options import RequestCounts
-from specdec.scheduling.row_planner import NextRound, RowPlanner
-from specdec.scheduling.step_costs import PromptBudget
 from specdec.scheduling.work import Plan, PromptPart, Work
-from specdec.sizes import BLOCK_SIZE, EngineSizes
+from specdec.sizes import BLOCK_SIZE, PLAIN, DraftShape, EngineSizes
 
 FEW = 4  # requests, of which each has a large share of a step
 
@@ -41,13 +40,12 @@ class Scheduler:
         sizes: EngineSizes,
         use_prefix_cache: bool = False,
         budget: PromptBudget | None = None,
-        planner: RowPlanner | None = None,
+        planner: Planner | None = None,
     ) -> None:
         self.pool = pool
         self.sizes = sizes
         self.planner = planner
-        self._num_live = 0  # levels of the drafts that the latest step leaves
-        self._has_trees = False  # which are trees, in engines that draft both
+        self._live = PLAIN  # drafts that the latest step leaves
         self.blocks = RequestBlocks(pool, sizes, use_prefix_cache)
         self.prompts = PromptRows(sizes.max_num_batched_tokens, budget)
         self.waiting: list[Request] = []  # in order of priority and arrival
@@ -88,7 +86,7 @@ class Scheduler:
         """Decide on the next step and count it as launched."""
         self._grown = []
         admitted = self._admit()
-        self.prompts.note_arrivals(admitted, are_more=bool(self.waiting))
+        self.prompts.note_arrivals(admitted)
         ranked = self._ranked()
         work = self._work(ranked)
         # a step may have preempted some of them
@@ -193,16 +191,11 @@ class Scheduler:
             return None
         prefilling = set(self.prefilling)
         waiting = [each for each in ranked if each in prefilling and each.finish is None]
-        if not waiting:
-            self.prompts.note_left([])
         if not verifying and not waiting:
             return None
         work = self._round(verifying, waiting)
         if waiting:
             self._add_parts(work, waiting)
-            work = self.prompts.with_ends(work)
-        self._num_live = work.num_levels or 0
-        self._has_trees = work.proposes_tree
         return work
 
     def _round(self, verifying: list[Request], waiting: list[Request]) -> Work:
@@ -213,40 +206,48 @@ class Scheduler:
             prompts=[],
             parts=[],
         )
+        live, self._live = self._live, PLAIN
         if self.planner is None:
             return self._with_trees(work) if num_drafting and self.sizes.tree else work
         if num_drafting == 0 and not any(each.num_speculative_tokens for each in waiting):
             return replace(work, num_levels=0) if waiting else work
-        num_keys = sum(each.num_tokens for each in verifying)
-        # where none verifies yet, for those that soon will
-        num_requests = len(verifying) or min(len(waiting), self.sizes.max_num_seqs)
-        num_prompt_rows = self.prompts.beside_one_row_each(verifying, waiting)
-        drafting = (each for each in verifying if each.num_speculative_tokens > 0)
-        num_sampled = sum(each.params.temperature > 0 for each in drafting) if verifying else None
-        plan = self.planner.plan(
-            NextRound(
-                RequestCounts(num_requests, num_drafting or num_requests),
-                self._num_live,
-                num_keys,
-                num_prompt_rows,
-                has_trees=self._has_trees,
-                trees_fit=len(verifying) + len(waiting) <= self.sizes.max_tree_requests,
-                hurries=self.prompts.hurries(waiting),
-                num_sampled=num_sampled,
-            )
-        )
-        work = replace(work, num_levels=plan.num_levels, proposes_tree=plan.proposes_tree)
-        if self._has_trees and self._num_live and num_drafting:
-            return replace(self._with_trees(work), num_live=self._num_live)
-        num_live = 0 if self._has_trees else self._num_live
-        num_rows = plan.num_rows if num_live else len(verifying)
-        if not verifying or (plan.num_levels == 0 and num_rows <= len(verifying)):
+        coming = self._coming(verifying, waiting, live)
+        plan = self.planner.plan(coming)
+        self._live = plan.next_shape
+        levels, is_tree = plan.next_shape.levels, plan.next_shape.width > 1
+        work = replace(work, num_levels=levels, proposes_tree=is_tree)
+        live = coming.live if num_drafting else PLAIN
+        if live.width > 1:
+            return replace(self._with_trees(work), num_live=live.levels)
+        num_rows = max(plan.num_rows if live != PLAIN else 0, len(verifying))
+        if not verifying or (levels == 0 and num_rows == len(verifying)):
             return replace(work, query_len=1)
         return replace(
-            work,
-            query_len=self.sizes.query_len,
-            shared_rows=max(num_rows, len(verifying)),
-            num_live=num_live,
+            work, query_len=self.sizes.query_len, shared_rows=num_rows, num_live=live.levels
+        )
+
+    def _coming(
+        self, verifying: list[Request], waiting: list[Request], live: DraftShape
+    ) -> NextRound:
+        """Describe the next round; where no request verifies yet, that of those that soon will."""
+        num_requests = len(verifying) or min(len(waiting), self.sizes.max_num_seqs)
+        drafting = [each for each in verifying if each.num_speculative_tokens > 0]
+        tree = self.sizes.tree
+        if tree is not None and live.width > 1:
+            live = tree.draft_shape(num_requests)
+        tree_fits = len(verifying) + len(waiting) <= self.sizes.max_tree_requests
+        return NextRound(
+            num_requests=num_requests,
+            num_drafting=len(drafting) or num_requests,
+            live=live,
+            num_keys=sum(each.num_tokens for each in verifying),
+            num_prompt_rows=self.prompts.fitting(len(verifying), verifying, waiting)
+            if verifying
+            else 0,
+            tree=tree.draft_shape(num_requests) if tree is not None and tree_fits else None,
+            num_sampled=sum(each.params.temperature > 0 for each in drafting)
+            if verifying
+            else None,
         )
 
     def _with_trees(self, work: Work) -> Work:
@@ -257,7 +258,7 @@ class Scheduler:
 
     def _add_parts(self, work: Work, waiting: list[Request]) -> None:
         """Pack prompts in order, up to the budget; only the last of them may go on."""
-        rows_left = self.prompts.fitting(work, waiting)
+        rows_left = self.prompts.fitting(work.num_verify_rows, work.verifying, waiting)
         for request in waiting:
             length = min(num_left(request), rows_left)
             if length == 0:
@@ -270,7 +271,6 @@ class Scheduler:
             if part.ends_prompt:
                 self.prefilling.remove(request)
                 self.running.append(request)
-        self.prompts.note_left(waiting)
 
     def _verifying(self, ranked: list[Request]) -> list[Request] | None:
         """List the running requests, each with blocks for the step.

@@ -28,7 +28,6 @@ FLOATS += (
     "best",
     "temperatures",
     "calibration",
-    "confidences",
     "probs",
 )
 TYPES = {f"{name}_ptr": "*fp32" for name in FLOATS}

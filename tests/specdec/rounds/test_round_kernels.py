@@ -223,7 +223,6 @@ def shared_case(device, K, shares=(1, 3, 2, 0, 1), num_rows=11):
     """Slots with these rows; those that are left of num_rows are padding."""
     buffers, state = make(device, K, keeps_probs=True)
     state.draft_probs.uniform_()
-    state.draft_confidences.uniform_()
     state.num_nodes[:6] = torch.tensor([2, 3, 3, 1, 0, 3], device=device)
     state.num_draft_tokens[:6] = K
     buffers.rows_per_slot[:5] = torch.tensor(shares, device=device)
@@ -231,7 +230,7 @@ def shared_case(device, K, shares=(1, 3, 2, 0, 1), num_rows=11):
 
 
 def same_probs(ours, theirs):
-    for name in ("num_nodes", "draft_confidences", "draft_probs"):
+    for name in ("num_nodes", "draft_probs"):
         found, expected = (getattr(each[1], name)[:-1] for each in (ours, theirs))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, msg=name)
 
@@ -262,7 +261,7 @@ def test_commit_shared_rows(device, accepts):
     buffers.target_tokens[:num_rows] = torch.randint(4, 9, (num_rows,), device=device)
     if accepts:
         buffers.target_tokens[: num_rows - 1] = buffers.input_ids[1:num_rows]
-    confidences = state.draft_confidences.clone()
+    probs = state.draft_probs.clone()
     before = state.num_computed_tokens.clone()
     theirs = copy.deepcopy(ours)
     by_kernel(accept_and_commit)(*ours, 5, False, K + 1, True)
@@ -275,7 +274,7 @@ def test_commit_shared_rows(device, accepts):
     assert buffers.last_token_indices[1:3].tolist() == [1 + accepted[1], 4 + accepted[2]]
     assert state.num_computed_tokens[0] == before[0] + accepted[1] + 1
     kept = buffers.confidences[1].double() / CONFIDENCE_ONE
-    expected = torch.where(torch.arange(K, device=device) < 2, confidences[0], 0)
+    expected = torch.where(torch.arange(K, device=device) < 2, probs[0], 0)
     torch.testing.assert_close(kept.float(), expected, rtol=1e-5, atol=1e-6)
     assert state.num_nodes[[4, 0, 2, 3]].tolist() == [0] * 4
 
@@ -292,8 +291,7 @@ def test_each_level_goes_to_the_state_with_its_probability(device, level, is_sam
     theirs = copy.deepcopy(ours)
     normed, weight = torch.randn(5, D, device=device), torch.randn(V, D, device=device)
     normed[:3] *= torch.tensor([0.01, 0.3, 1.0], device=device)[:, None]
-    calibration = torch.tensor([0.2, 0.8], device=device).repeat(2, K, 1)
-    calibration[1] += 0.1
+    calibration = torch.tensor([[0.7] * K, [1.4] * K], device=device)
     temperature = torch.tensor([0.0, 0.7, 1.3, 0.0, 1.0], device=device)
     for (buffers, state), launches in ((ours, True), (theirs, False)):
         to = DraftLevel(
@@ -322,23 +320,17 @@ def test_each_level_goes_to_the_state_with_its_probability(device, level, is_sam
         else:
             write_level_ref(noisy_ref(logits, floor, keys), to, temperature)
     same(ours, theirs, 5, K)
-    for name, rtol in (("draft_confidences", 2e-3), ("draft_probs", 2e-3), ("num_nodes", 0)):
+    for name, rtol in (("draft_probs", 2e-3), ("num_nodes", 0)):
         found, expected = (getattr(each[1], name)[[4, 0, 2, 3]] for each in (ours, theirs))
         torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-5, msg=name)
     at = 0 if level == 0 else 1
     state = ours[1]
     assert state.num_nodes[[4, 0, 2, 3]].tolist() == [at + 1] * 4
-    confidence = state.draft_confidences[4, at].double().clamp(1e-4, 1 - 1e-4)
     if not is_sampled:
-        expected = (normed[0] @ weight.t()).softmax(dim=0).amax()
-        torch.testing.assert_close(confidence.float(), expected, rtol=1e-4, atol=1e-6)
-    conditional = torch.sigmoid(0.2 + 0.8 * torch.logit(confidence))
-    torch.testing.assert_close(
-        state.draft_probs[4, at].double(),
-        conditional * (1 if at == 0 else 0.5),
-        rtol=1e-3,
-        atol=1e-5,
-    )
+        own = (normed[0] @ weight.t()).softmax(dim=0).amax()
+        conditional = 0.7 * own / (1 - own + 0.7 * own)
+        expected = conditional * (1 if at == 0 else 0.5)
+        torch.testing.assert_close(state.draft_probs[4, at], expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows, slots", [(1, 1), (6, 3), (70, 7)])

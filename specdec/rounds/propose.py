@@ -8,9 +8,9 @@ Two kernels stand behind the one entry, since a node of width 1 needs none of th
 is the best of the head's tiles, whose logits are never written, and goes to the state rows at once.
 Wider levels are in children.py. The twin is one.
 
-Nodes of width 1 have a probability if `calibration` is given: the product over their path of
-sigmoid(intercept + slope * logit(confidence)). The confidence of a greedy draft is its softmax
-probability; of a draft drawn with noise g, that of the softmax of logits + temperature * g.
+Nodes of width 1 have a probability if `calibration` is given: the product over their path of the
+draft's own probability, whose odds are multiplied by a factor. For a greedy draft that is its
+softmax probability; for one drawn with noise g, that of the softmax of logits + temperature * g.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ from specdec.rounds.level import DraftLevel
 from specdec.rounds.stop import count_drafting, decide, decide_ref, drafting_ref, replace
 from specdec.sizes import BLOCK_SIZE
 
-# clamps probabilities to here and 1 - this before the logit, as the calibration does
+# clamps the draft's probabilities to here and 1 - this
 LEAST_CONFIDENCE = 1e-4
 
 # makes the floors and the noise of rows from their logits
@@ -127,7 +127,7 @@ def _write_nodes_kernel(
     ids_ptr,  # [tiles, B]
     sums_ptr,  # [tiles, B] float32, with HAS_PROBS
     temperatures_ptr,  # [B] float32, with IS_SAMPLED
-    calibration_ptr,  # [2, K, 2] float32, with HAS_PROBS
+    calibration_ptr,  # [2, K] float32, with HAS_PROBS
     threshold_ptr,  # [1] float32, with STOPS
     d2t_ptr,  # [W]
     sample_ptr,  # [B]
@@ -184,9 +184,8 @@ def _write_nodes_kernel(
             kind = (temperature > 0.0).to(tl.int64)
         share = confidence(best_ptr, sums_ptr, scale, b, tiles, B, BLOCK)
         inside = tl.minimum(tl.maximum(share, LEAST), 1.0 - LEAST)
-        line_ptr = calibration_ptr + (kind * K + level) * 2
-        logit = tl.log(inside / (1.0 - inside))
-        prob = tl.sigmoid(tl.load(line_ptr) + tl.load(line_ptr + 1) * logit)
+        odds = tl.load(calibration_ptr + kind * K + level) * (inside / (1.0 - inside))
+        prob = odds / (1.0 + odds)
         at = row * X + level
         if not IS_FIRST:
             prob = prob * tl.load(probs_ptr + at - 1, mask=level > 0, other=1.0)
@@ -270,7 +269,6 @@ def _probs_ref(
     row_B = to.buffers.sample_mapping[: len(level_B)]
     share_B = confidence_ref(scores_BW, torch.where(is_drawn_B, temperature_B, 1.0))
     inside_B = share_B.clamp(LEAST_CONFIDENCE, 1 - LEAST_CONFIDENCE)
-    intercept_B, slope_B = to.calibration[is_drawn_B.long(), level_B].unbind(-1)
-    prob_B = torch.sigmoid(intercept_B + slope_B * (inside_B / (1 - inside_B)).log())
+    odds_B = to.calibration[is_drawn_B.long(), level_B] * (inside_B / (1 - inside_B))
     before_B = to.state.draft_probs[row_B, (level_B - 1).clamp(min=0)]
-    return torch.where(level_B > 0, before_B, 1.0) * prob_B
+    return torch.where(level_B > 0, before_B, 1.0) * (odds_B / (1 + odds_B))

@@ -87,8 +87,7 @@ def test_a_node_has_the_probability_of_its_path(device, level, is_sampled):
     theirs = copy.deepcopy(ours)
     normed, weight = torch.randn(5, D, device=device), torch.randn(V, D, device=device)
     normed[:3] *= torch.tensor([0.01, 0.3, 1.0], device=device)[:, None]
-    calibration = torch.tensor([0.2, 0.8], device=device).repeat(2, K, 1)
-    calibration[1] += 0.1
+    calibration = torch.tensor([[0.7] * K, [1.4] * K], device=device)
     keys = NoiseKeys(
         temperatures=torch.tensor([0.0, 0.7, 1.3, 0.0, 1.0], device=device),
         seeds=torch.arange(10, device=device).view(5, 2),
@@ -109,7 +108,8 @@ def test_a_node_has_the_probability_of_its_path(device, level, is_sampled):
     assert state.num_nodes[[4, 0, 2, 3]].tolist() == [0, at + 1, at + 1, 1]
     confidence = (normed[0] @ weight.t()).double().softmax(dim=0).amax()  # of a greedy request
     confidence = confidence.clamp(1e-4, 1 - 1e-4)
-    conditional = torch.sigmoid(0.2 + 0.8 * torch.logit(confidence))
+    odds = 0.7 * confidence / (1 - confidence)
+    conditional = odds / (1 + odds)
     torch.testing.assert_close(
         state.draft_probs[4, at].double(),
         conditional * (1 if at == 0 else 0.5),

@@ -26,7 +26,7 @@ AUTO, CHAINS = {"num_speculative_tokens": "auto"}, {"adaptive": False, "num_spec
 TREE = {"num_speculative_tokens": 6, "top_k": 4, "num_draft_tokens": 15}
 # drafts, how many requests at a time, and prompts of how many tokens besides
 ENGINES: dict[str, tuple[Row, list[int], list[int]]] = {
-    "auto": (AUTO, [1, 8, 64, 256], [64, 512]),
+    "auto": (AUTO, [1, 2, 4, 8, 16, 64, 256], [64, 512]),
     "chains": (CHAINS, [1, 8], []),
     "tree": (TREE, [1, 8], []),
     "long": (AUTO, [1], [2048, 16384]),

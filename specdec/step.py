@@ -19,21 +19,20 @@ One forward takes the rows of all:
                                                          verify_start_loc, of accepted ones
     record         logits, results                       token counts; returns logprobs
     send           results, logprobs                     pinned host memory
-    gather         features and rows of accepted paths   the same buffers, as rows of chains; only
-                                                         where trees were verified
-    prefill_draft  aux_hidden_states, draft_input_ids,   draft KV, draft_hidden, first proposals
-                   last_token_indices, draft_positions
-    decode_draft   draft_hidden, draft_last_tokens       draft KV, state.draft_tokens (with K = 1
-                                                         prefill_draft writes them)
-    send_proposals proposed_tokens, proposed_parents     pinned host memory, with guided requests
+    prefill_draft  aux_hidden_states, draft_input_ids,   draft KV, draft_hidden, the first level of
+                   last_token_indices, draft_positions   nodes
+    decode_draft   draft_hidden, draft_last_tokens       draft KV, the nodes of further levels; with
+                                                         guided requests, pinned host memory
 
-results is one tensor, and buffers.columns are its columns. The draft collects its proposals in
-buffers.proposed_tokens, which commit zeroes; the next round verifies state.draft_tokens. A draft
-without taps reads hidden_states, not aux_hidden_states; where nothing reads the hidden states of a
-prompt's rows but the last, they stay what they were (target.py). Where rows are shared out, each
-level writes its token to the state, with draft_probs; a step that proposes nothing extends the
-draft's KV alone. A step verifies what the one before it has proposed; `step.next_shape` says what
-it proposes.
+results is one tensor, and buffers.columns are its columns. A step verifies what the one before it
+has proposed, by `step.shape`, and proposes `step.next_shape`: nodes are written to the state
+(draft_tokens, draft_parents, draft_probs, num_nodes) and collected in buffers.proposed_tokens,
+which commit zeroes. A step that proposes nothing extends the draft's KV alone.
+
+Where shapes are wider than one, the accepted path's rows are gathered before prefill_draft, and are
+then those of a chain. A draft without taps reads hidden_states, not aux_hidden_states; where
+nothing reads the hidden states of a prompt's rows but the last, they stay what they were
+(target.py).
 
 Nothing reads the device from the host between `fill` and the end of the draft, except the masks of
 guided requests, which wait for what the step before has sent. The step says how each act runs:
@@ -86,14 +85,10 @@ class Acts:
         self.choose(step)
         self.commit(step)
         self.send(step, self.record(step))
-        if step.shape.is_wide:
-            self.gather(step)
         if step.runs_draft:
-            self.prefill_draft(step.of_paths)
+            self.prefill_draft(step)
         if step.proposes:
             self.decode_draft(step)
-            if step.flags.guided:
-                self.send_proposals(step)
 
     def fill(self, step: Step) -> None:
         """Lay out the rows: each request's last sampled token and its drafts; prompt tokens."""
@@ -143,24 +138,23 @@ class Acts:
         """Send the results to the host; nothing here waits for it."""
         self.results.send(step.num_reqs, logprobs)
 
-    def gather(self, step: Step) -> None:
-        """Cut trees down to their accepted paths: the rows of the step are then those of chains."""
+    def prefill_draft(self, step: Step) -> None:
+        """Take in the step's rows, of each slot those of one path; write the first drafts."""
+        assert self.draft is not None, step
+        if step.shape.is_wide:
+            self._gather(step)
+        self.draft.extend(step.of_paths)
+
+    def _gather(self, step: Step) -> None:
         V = step.num_verified if step.parts else step.num_padded_reqs
         how = step.passes.draft_prefill
         assert how is not None, step
         num_rows = max(V * step.shape.path_len + step.num_prompt_rows, how.descriptor.num_tokens)
         gather_paths(self.buffers, V, step.shape, step.num_prompt_rows, num_rows)
 
-    def prefill_draft(self, step: Step) -> None:
-        """Extend the draft's KV by the step's rows, with the target's features; propose token 1."""
-        assert self.draft is not None, step
-        self.draft.extend(step)
-
     def decode_draft(self, step: Step) -> None:
-        """Propose tokens 2..K from the draft's own hidden states."""
+        """Write the drafts of further levels; the host walks those of guided requests."""
         assert self.draft is not None, step
         self.draft.propose(step)
-
-    def send_proposals(self, step: Step) -> None:
-        """Start the copy of the proposals to the host, which walks them by grammars."""
-        self.results.send_proposals(step.num_reqs)
+        if step.flags.guided:
+            self.results.send_proposals(step.num_reqs)

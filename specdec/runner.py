@@ -81,7 +81,7 @@ class Runner:
         taps = () if eagle is None else eagle.config.aux_boundaries
         model = build_target(target, taps, sizes.max_model_len, device)
         self.target_cache = self._new_cache(target, sizes.num_tree_blocks)
-        contexts = self._contexts(self.target_cache, verifies_trees=sizes.tree is not None)
+        contexts = self._contexts(self.target_cache, has_paths=sizes.tree is not None)
         L = target.config.num_layers
         keeps_hidden = eagle is not None and max(taps, default=L) == L
         self.target = Target(model, contexts, self.buffers, self.graphs.target, keeps_hidden)
@@ -251,9 +251,9 @@ class Runner:
     def _captures(self) -> Captures:
         return [*self.target.captures(), *(self.draft.captures() if self.draft is not None else ())]
 
-    def _contexts(self, kv_cache: Tensor, verifies_trees: bool = False) -> ForwardContexts:
+    def _contexts(self, kv_cache: Tensor, has_paths: bool = False) -> ForwardContexts:
         rows, bound = (self.buffers, self.state), self.sizes.max_model_len
-        return ForwardContexts(kv_cache, *rows, bound, self._workspace, verifies_trees)
+        return ForwardContexts(kv_cache, *rows, bound, self._workspace, has_paths)
 
 
 def _head_shape(layer: LayerConfig, dtype: torch.dtype) -> HeadShape:

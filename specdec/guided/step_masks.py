@@ -2,7 +2,7 @@
 
 Row 0 of a slot that verifies comes after the request's last token, row i after its first i drafts;
 the end of a prompt has one row. The walk stops at the first draft that may not follow: the target
-cannot choose it, so no later row counts. A tree has a walk for each of its leaves, without the
+cannot choose it, so no later row counts. Branches have a walk for each of their leaves, without the
 masks that one before it finds. Once a guide is given up, its first row allows nothing.
 
 The drafts were sent to the host at the end of the step before, and the masks are taken while the
@@ -31,8 +31,8 @@ from specdec.scheduling.work import Work
 @dataclass(frozen=True, slots=True)
 class GuidedSlot:
     """first_row: of its decided rows, if each slot had num_rows of them. num_drafts: that it
-    verifies, of a tree one after another. drafts: where they arrive, as a row of a step's
-    proposals; of a tree's nodes the first ones have rows.
+    verifies, branches one after another. drafts: where they arrive, as a row of a step's
+    proposals; the first ones have rows.
     """
 
     guide: Guide

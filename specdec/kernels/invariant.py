@@ -27,7 +27,7 @@ def blocked_exp(x: Tensor) -> Tensor:
 
 
 def tree_sum(x: Tensor) -> Tensor:
-    """Sum over the last dimension as a balanced tree over a power of two; keeps the dimension."""
+    """Sum over the last dimension pairwise, over a power of two; keeps the dimension."""
     width = 1 << (x.shape[-1] - 1).bit_length()
     if width > x.shape[-1]:
         x = F.pad(x, (0, width - x.shape[-1]))

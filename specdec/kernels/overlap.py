@@ -12,8 +12,8 @@ Products wait before they let the next kernel start. So what was written before 
 finished when any kernel after it starts, and attention looks up before its wait where its rows are
 and which positions, blocks, state rows and paths these have; rotate_and_store.py reads positions,
 slots, cos and sin there, norms.py the stream that it adds to, and so do the kernels that
-grow and commit trees. They read what changes past the L1 cache, which may be older. `loaded_with`
-and `wait_for_inputs_knowing` keep such work where it is written.
+commit a round and write levels. They read what changes past the L1 cache, which may be older.
+`loaded_with` and `wait_for_inputs_knowing` keep such work where it is written.
 
 The attention of a pass may be several launches for different rows, which need not wait for each
 other. The kernel that walks keys lets the next one start only once it has waited itself
@@ -21,7 +21,7 @@ other. The kernel that walks keys lets the next one start only once it has waite
 may read queries and keys at once, too. It waits before it ends instead (`end_beside`), so waiting
 for the last launch waits for all of them. Programs that share splits and have none end without
 waiting: the first of each query tile, or of the launch, waits for all of them. So do programs for
-the last keys of paths that have no part of them. Beside the walk of large trees
+the last keys of paths that have no part of them. Beside the walk of many nodes
 (wide_walk.py), whose programs all wait before they let the next start, all but the first end as
 soon as they have left their results, and others take their places. That walk has its keys loaded
 without a wait, as they were there before the last product; one warp waits for the queries.

@@ -49,7 +49,7 @@ def allocate_kv_cache(
 ) -> Tensor:
     """Allocate [L, 2, N + 1, G, S, C]: each layer's keys and values; block N is for padding.
 
-    num_blocks: N, including those after the pool for nodes of trees
+    num_blocks: N, including those after the pool for nodes that have siblings
     """
     shape = (num_layers, 2, num_blocks + 1, layer.num_kv_heads, BLOCK_SIZE, layer.head_dim)
     if device.type != "cpu":

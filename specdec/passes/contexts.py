@@ -31,7 +31,7 @@ class ForwardContexts:
     """Makes the forward contexts of one model's passes.
 
     The `dummy_` ones fill the buffers with padding, to warm up and capture.
-    verifies_trees: rounds of more than one row per request are trees, whose rows have paths
+    has_paths: rows of rounds with more than one row per request have paths
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class ForwardContexts:
         state: RequestState,
         max_model_len: int,
         workspace: Tensor | None = None,
-        verifies_trees: bool = False,
+        has_paths: bool = False,
     ) -> None:
         self.buffers = buffers
         self.max_model_len = max_model_len
         self.kv_cache = kv_cache
         self._layer_caches = kv_cache.unbind()  # once, since each step with prompts asks for them
-        self._verifies_trees = verifies_trees
+        self._has_paths = has_paths
         self._launches: dict[Hashable, list[Callable[..., None]]] = {}
         self._query_rows = partial(QueryRows, workspace=workspace, block_table=state.block_table)
         sizes = buffers.sizes
@@ -121,7 +121,7 @@ class ForwardContexts:
     def draft_rows(
         self, num_reqs: int, max_seq_len: int, how: Dispatch, of_trees: bool = False
     ) -> ForwardContext:
-        """Describe a level of the draft's own: one row per request, k of trees."""
+        """Describe a level of the draft's own: one row per request, or `width`."""
         found = self.buffers.candidates
         L = found.shape.width if of_trees else 1
         T = num_reqs * L
@@ -184,7 +184,7 @@ class ForwardContexts:
 
     def _uniform(self, num_reqs: int, query_len: int, num_rows: int, max_seq_len: int) -> QueryRows:
         paths = None
-        if self._verifies_trees and query_len > 1:
+        if self._has_paths and query_len > 1:
             slots, starts = self.buffers.path_slots, self.buffers.path_starts
             paths = Paths(slots=slots[:num_rows], starts=starts[:num_reqs])
         return self._query_rows(

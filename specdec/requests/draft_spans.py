@@ -1,7 +1,7 @@
 """The drafts of a sample and what became of them, round by round.
 
 A round is its accepted drafts, then the rejected ones, then the target's own token: recovered after
-a rejection, else bonus. In a tree, nodes beside an accepted token come before it, a span for each
+a rejection, else bonus. Nodes beside an accepted token come before it, a span for each
 leaf. Without the rejected drafts the spans are exactly the text and its tokens.
 """
 
@@ -80,7 +80,7 @@ class DraftSpans:
 
     def _spans(self, token_ids: list[int], record: RoundRecord) -> Iterator[Span]:
         tokens = record.draft_tokens
-        parents = record.parents or range(len(tokens))  # a chain is a tree of one branch
+        parents = record.parents or range(len(tokens))  # of a chain
         end = self._num_tokens + record.num_accepted
         row = 0
         accepted: list[int] = []  # since something was beside
@@ -125,7 +125,7 @@ class DraftSpans:
 def _branches(
     parents: Sequence[int], draft_tokens: Sequence[int], row: int, token: int
 ) -> Iterator[list[int]]:
-    """Yield the tokens to each leaf under a row of a tree, except those under its child `token`."""
+    """Yield the tokens to each leaf under a row, except those under its child `token`."""
     for path in leaf_paths(parents, len(parents)):
         if row in path[:-1]:
             tokens = [draft_tokens[each - 1] for each in path[path.index(row) + 1 :]]

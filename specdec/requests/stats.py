@@ -1,8 +1,8 @@
 """Counts of speculation, in the field's definitions, for a request or for a run.
 
 D rounds, T drafted and A accepted tokens (bonus and recovered tokens are not counted). A round
-drafts the request's own K, or the nodes of a tree, whose levels are the positions; the token that
-prefill samples is in no round. A rate over 0 is None.
+drafts the request's own K, or several nodes of each level, and levels are the positions; the token
+that prefill samples is in no round. A rate over 0 is None.
 """
 
 import itertools
@@ -34,7 +34,7 @@ PlainRound = tuple[tuple[int, ...], int, int, tuple[int, ...]]  # of a RoundReco
 class RoundRecord(NamedTuple):
     """One round of one request: its drafts, how many were accepted, and the target's next token.
 
-    parents: of the nodes of a tree, 0 for the root and i for the i-th of them; none of a chain
+    parents: of nodes that may be siblings, 0 for the root and i for the i-th; none of a chain
     """
 
     draft_tokens: tuple[int, ...]

@@ -2,8 +2,8 @@
 
 The rules, their order and their rounding are those of processors.py, whose `process` is the twin.
 A forbidden id's logit becomes -inf, which no penalty changes, so ids are forbidden last, and their
-kernel runs alone where no other rule is asked for. The drafts before a row count as generated; in a
-tree, those on the row's path.
+kernel runs alone where no other rule is asked for. The drafts before a row count as generated;
+of nodes with siblings, those on the row's path.
 """
 
 from torch import Tensor
@@ -150,8 +150,8 @@ def _forbid_kernel(
         stop_ids = tl.load(stop_ids_ptr + row * STOP_IDS + tl.arange(0, STOP_IDS))
         _forbid(row_ptr, stop_ids, tl.full((STOP_IDS,), 1, tl.int1))
     if HAS_WORDS:
-        # the words that lack only their last token after row t, whose own goes to the history; of a
-        # tree only the root's does
+        # the words that lack only their last token after row t, whose own goes to the history; of
+        # rows with paths only the root's does
         start = tl.load(starts_ptr + t)
         is_kept = row < R
         if HAS_PATHS:

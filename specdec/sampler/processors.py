@@ -2,7 +2,7 @@
 
 In this order: bias and allowed ids, bad words, min_tokens, penalties. Every row sees its own
 history, with the drafts before it: the rows of a batch slot follow one another, or those on a row's
-path through a tree. Padding has state row -1, whose parameters change nothing. Letters: T rows, V
+path. Padding has state row -1, whose parameters change nothing. Letters: T rows, V
 vocabulary, P bad words of L tokens.
 """
 
@@ -25,7 +25,7 @@ class DecidedRows:
     position_T: Tensor  # of the rows; the drawn token comes one later
     start_T: Tensor  # the row at which its slot begins
     longest: int  # rows of the longest slot, or path
-    # [T, >= 1] of trees: by depth the decided row on each row's path, -1 after it; None: chains
+    # [T, >= 1] of paths: by depth the decided row on each row's path, -1 after it; None: chains
     path_TD: Tensor | None = None
 
 
@@ -63,7 +63,7 @@ def mask_bad_words(logits_TV: Tensor, rows: DecidedRows, state: RequestState) ->
 
 
 def write_history(rows: DecidedRows, state: RequestState) -> None:
-    """Write the rows' own tokens; of trees the roots' alone, since siblings share a position.
+    """Write the rows' own tokens; of paths the roots' alone, since siblings share a position.
 
     Padding writes the scratch row, which is never read.
     """

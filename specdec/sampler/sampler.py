@@ -127,7 +127,7 @@ class Sampler:
         return rows, hidden_TD
 
     def _paths(self, num_verify_rows: int, num_decided: int) -> Tensor:
-        """Return the paths by decided row: of trees, then of prompts, each of which is a root."""
+        """Return the paths by decided row: of nodes, then of prompts, each of which is a root."""
         R = num_verify_rows
         path_rows = self.buffers.path_rows
         path_TD = path_rows.new_full((num_decided, path_rows.shape[1]), -1)

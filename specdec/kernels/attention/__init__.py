@@ -27,9 +27,9 @@ To be read in this order:
 4. combine.py: the kernels that add up what programs left;
 5. shared_splits.py: the kernel that shares the splits of several slots, or of those with too many
    keys for one program;
-6. path_tails.py: the last keys of a tree's rows, which have slots of their own (in the launch of
+6. path_tails.py: the last keys of rows with paths, which have slots of their own (in the launch of
    walk.py);
-7. wide_walk.py: in place of walk.py the shared keys of large trees, in passes that may have many
+7. wide_walk.py: in place of walk.py the shared keys of many such rows, in passes that may have many
    keys, on a Hopper GPU; with wide_splits.py (which program takes which of them);
 8. twin.py: the same in plain torch.
 Large prompts on a Hopper GPU are those of ../prompt/, with ../warp_roles.py, which wide_walk.py is

@@ -33,7 +33,7 @@ MANY_TILES, FEW_SHARERS = 64, 264
 FEWER_REGISTERS = 32, 168
 SHARING_ROWS = 32  # query rows for which tiles are made larger than slots usually need
 PATH_ROWS = 64  # of a tile, at most, where rows have paths
-# wide_walk.py walks the shared keys of trees with more query rows than PATH_ROWS, where it can run
+# wide_walk.py walks the shared keys of paths with more query rows than PATH_ROWS, where it can run
 # and a slot may have more keys than this. Measured on an H200.
 WIDE_FROM = 3072
 # up to this many rows x heads, several programs add up each; measured with 32 and 128
@@ -184,7 +184,7 @@ def plan_launch(
         teams=teams,
         walk_warps=WARPS if is_split else tile.num_warps,
         most_registers=registers,
-        # of plain rounds and of trees this costs more after 4,096 keys than it brings after 300
+        # of plain rounds and of paths this costs more after 4,096 keys than it brings after 300
         looks_first=is_split and not teams and usual > 1 and not has_paths,
         is_helped=is_helped,
         slots=max(next_power_of_2(B), MIN_SLOTS if is_helped else MIN_TEAMED_SLOTS) if teams else 1,

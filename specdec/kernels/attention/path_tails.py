@@ -1,8 +1,8 @@
-"""Attention over the last keys of rows whose paths are stored one slot at a time, as a tree's are.
+"""Attention over the last keys of rows whose paths are stored one slot at a time.
 
-The rows of a request are nodes of a tree; their paths share the keys below position `starts` and
-go on in cache slots named row by row. Programs of walk.py or wide_walk.py attend to the splits of
-shared keys before the one in which the paths begin, many rows at once. Beside them others attend to
+The rows of a request are nodes; their paths share the keys below position `starts` and go on in
+cache slots named row by row. Programs of walk.py or wide_walk.py attend to the splits of shared
+keys before the one in which the paths begin, many rows at once. Beside them others attend to
 that split, first the shared tiles of it, then the rows' own keys and those beside them, and to the
 next one, where paths reach it. All leave partial results, which combine.py adds up.
 

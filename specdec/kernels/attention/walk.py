@@ -2,9 +2,9 @@
 
 A program takes all splits of its tile, adds them up and writes the rows. Or programs share them and
 leave a partial result of each (combine.py): where there is one slot (several: shared_splits.py), or
-where rows are those of trees. Trees' rows have their last keys elsewhere: programs of their own
+where rows have paths. Their last keys lie elsewhere: programs of their own
 attend to them (path_tails.py), and all leave partial results. Tiles of long slots may be left out
-(shared_splits.py), and so may the shared keys of large trees (wide_walk.py).
+(shared_splits.py), and so may the shared keys of many such rows (wide_walk.py).
 """
 
 from math import prod

@@ -1,4 +1,4 @@
-"""The walk of shared keys for large trees on a Hopper GPU: programs whose warps have roles.
+"""The walk of shared keys for many paths on a Hopper GPU: programs whose warps have roles.
 
 Up to 128 query rows, nodes x heads of a kv head, read each key once (warp_roles.py), where walk.py
 has tiles of 64 rows. Programs share the splits before the one in which paths begin, all of whose
@@ -154,7 +154,7 @@ def _wide_walk_kernel(
 def _copy_keys(own, descs, rings, bars, VARIANT: gl.constexpr):
     """Fill the rings of keys and values, in one warp, as places become empty.
 
-    Without a wait: what lies below a tree was there before.
+    Without a wait: what lies below the paths was there before.
     """
     k_desc, v_desc = descs
     _q_ring, k_ring, v_ring, _ones = rings
@@ -180,7 +180,7 @@ def _copy_keys(own, descs, rings, bars, VARIANT: gl.constexpr):
 
 @gluon_jit
 def _copy_queries(own, q_desc, q_ring, q_bars, query_len):
-    """Wait for the tree's queries, which are new, in another warp."""
+    """Wait for the nodes' queries, which are new, in another warp."""
     b, first_row, g, _splits = own
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()

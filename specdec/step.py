@@ -2,21 +2,22 @@
 
 The order is written here and nowhere else. A step has batch slots: first those that verify, with
 the last sampled token of a request and its drafts, then parts of prompts (rounds/step_sizes.py).
-One forward takes the rows of all:
+Rows after which a token is chosen are decided: all that verify, and the last of each part. One
+forward takes the rows of all:
 
     act            reads                                 writes
-    fill           state.last_sampled_tokens and         input_ids, positions, slot_mapping,
-                   draft_tokens; prompt tokens;          num_valid, prompt_start_loc, idx_mapping,
-                   draft_probs, where rows are shared    sample_mapping, sample_states,
-                   out                                   sample_starts; rows_per_slot and
-                                                         verify_start_loc
+    fill           state rows (last_sampled_tokens,      input_ids, positions, slot_mapping,
+                   num_computed_tokens, the nodes,       num_valid, prompt_start_loc, idx_mapping,
+                   block_table); prompt tokens;          sample_mapping, sample_states,
+                   draft_probs, where rows are shared    sample_starts; rows_per_slot and
+                   out                                   verify_start_loc; paths of wide shapes
     forward        the above                             hidden_states, aux_hidden_states, target KV
-    choose         hidden_states, sampling state,        target_tokens, by decided row;
+    choose         hidden_states, sampling state,        logits and target_tokens, by decided row;
                    step.masks, from the host             pq_accepted, where p/q decides
     commit         target_tokens, input_ids, num_valid,  results, state rows, draft_input_ids,
                    pq_accepted                           last_token_indices, draft_positions,
-                                                         proposed_tokens; where nodes have paths,
-                                                         verify_start_loc, of accepted ones
+                                                         proposed_tokens; of wide shapes target KV
+                                                         and history, and the rows of accepted paths
     record         logits, results                       token counts; returns logprobs
     send           results, logprobs                     pinned host memory
     prefill_draft  aux_hidden_states, draft_input_ids,   draft KV, draft_hidden, the first level of
@@ -27,7 +28,8 @@ One forward takes the rows of all:
 results is one tensor, and buffers.columns are its columns. A step verifies what the one before it
 has proposed, by `step.shape`, and proposes `step.next_shape`: nodes are written to the state
 (draft_tokens, draft_parents, draft_probs, num_nodes) and collected in buffers.proposed_tokens,
-which commit zeroes. A step that proposes nothing extends the draft's KV alone.
+which commit zeroes. A step that proposes nothing (PLAIN) extends the draft's KV alone; where no
+request will draft (IDLE), the draft does not even run.
 
 Where shapes are wider than one, the accepted path's rows are gathered before prefill_draft, and are
 then those of a chain. A draft without taps reads hidden_states, not aux_hidden_states; where
@@ -119,7 +121,7 @@ class Acts:
         self.sampler.choose(step)
 
     def commit(self, step: Step) -> None:
-        """Accept drafts by equality, where p/q has not; start the prompts that end."""
+        """Accept drafts that equal the target's choices; start the prompts that end."""
         B = step.num_padded_reqs
         V = step.num_verified if step.parts else B
         if V > 0:

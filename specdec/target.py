@@ -30,8 +30,8 @@ WHOLE_UP_TO = 256
 class Target:
     """Reads and writes the step buffers; returns nothing.
 
-    graphs: steps with prompts run in pieces around attention; rounds, plain rounds of one row per
-        request, and rounds of any other shape, run as one full graph each.
+    graphs: steps with prompts run in pieces around attention; rounds, plain ones of one row per
+        request too, run as one full graph each.
     keeps_hidden: the draft reads what the last layer leaves, of all rows
     """
 

@@ -8,7 +8,7 @@ keys and values alone, so the last layer (most drafts have only one) attends and
 
 The first level is written with the seeds, in the same graph. Further levels are in one graph, or,
 where their number varies from step to step, replays of a graph of one level. Levels wider than one
-are always all in one graph. A step that proposes nothing extends the KV alone. With
+are always all in one graph. A step that proposes nothing (PLAIN) extends the KV alone. With
 a `threshold` drafts may stop before their last level (rounds/stop.py): the levels are launched all
 the same, and after the stop read no weights.
 """
@@ -230,6 +230,7 @@ class EagleDrafter:
         limits, keys = row_parameters(self.state, row_X, places, offset, stream, not is_exact)
         floor_X = support_floor(logits_XW, limits)
         if not is_exact:
+            assert to.level is not None, "p/q has a fixed number of levels"
             scores_XW = scaled_in_support(logits_XW, limits.temperatures, floor_X)
             self.state.draft_scores[row_X, to.level] = scores_XW
         return Perturbation(floor_X, keys._replace(token_ids=self.d2t))

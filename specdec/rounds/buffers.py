@@ -58,11 +58,11 @@ class ResultColumns(NamedTuple):
 
     sampled_tokens: Tensor  # [B, Q] the accepted path and the choice after it, then 0
     num_accepted: Tensor  # [B, 1] 0..K
-    num_verified: Tensor  # [B, 1] nodes that had a row, which are the first
+    num_verified_nodes: Tensor  # [B, 1] nodes that had a row, which are the first
     tokens: Tensor  # [B, X] of nodes
     parents: Tensor  # [B, X] row of the parent in the slot; [B, 0] where all drafts are chains
-    # [B, X] that a live node and all above it hold, verified or not, times CONFIDENCE_ONE, 0 = not
-    # live; [B, 0] where nothing learns from it
+    # [B, X] probability by the draft that a live node and all above it hold, verified or not, times
+    # CONFIDENCE_ONE, 0 = not live; [B, 0] where nothing learns from it
     probs: Tensor
 
 
@@ -84,7 +84,8 @@ class StepBuffers:
         self.slot_mapping = integers(T)  # [T] cache slot, -1 = padding
         self.num_valid = integers(B)  # [B] rows of a round that are not padding, the first ones
         self.rows_per_slot = integers(B)  # [B] shares of a round whose rows are shared out
-        self.verify_start_loc = integers(B + 1)  # [B + 1] and the first row of each; then the end
+        # [B + 1] first row of each slot, then the end; with shared rows, and of accepted paths
+        self.verify_start_loc = integers(B + 1)
         # [B + 1] first row of each part of a prompt, among the rows of prompts; the end for padding
         self.prompt_start_loc = integers(B + 1)
         self.sample_states = integers(T)  # [T] by decided row: its state row, -1 = padding
@@ -106,7 +107,7 @@ class StepBuffers:
         self.sampled_tokens = self.columns.sampled_tokens  # [B, Q]
         self.num_accepted = self.columns.num_accepted[:, 0]  # [B]
         self.accepted_rows = integers(W, Q)  # [W, Q] of the accepted path in the slot, then -1
-        # [T] rows of accepted paths in the step, 0 after them; then rows of prompts
+        # [T] rows of the step: Q for each slot, 0 after its accepted path; then those of prompts
         self.path_sources = integers(max(T, W * Q) if W else 0)
         self.moved_from = integers(W * (Q - 1))  # cache slots of accepted nodes, -1 = none
         self.moved_to = integers(W * (Q - 1))  # where they go
@@ -114,7 +115,7 @@ class StepBuffers:
         # the draft's own
         self.draft_input_ids = integers(T)  # [T] row t embeds token t + 1
         self.draft_sample_slots = integers(T)  # [T] batch slot whose sample it embeds
-        # [L, D] streams of seeds, then what is recycled; older levels may still be named as parents
+        # [L, D] hidden states of seeds, then of each level; parents may be of any level before
         self.draft_hidden = floats(L, sizes.draft_hidden_size)
         self.draft_last_tokens = integers(L)  # [L] what the next draft row embeds
         self.draft_positions = integers(L)  # [L] of the seed, then the next row; 0 = padding

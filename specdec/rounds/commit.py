@@ -41,7 +41,7 @@ def commit_round(
 
     shape, shared_rows: as in fill.py; paths that are longer than shape.path_len end there
     kv_cache: [L, 2, N + 1, G, S, C] of the target
-    is_pq: buffers.pq_accepted is the number of accepted nodes, of chains
+    is_pq: buffers.pq_accepted bounds a chain's accepted nodes, whose tokens the choices then are
     """
     decide = pick(buffers.results, launch_decision, decision_ref)
     decide(buffers, state, num_reqs, shape, shared_rows, is_pq)
@@ -323,7 +323,7 @@ def _write_results(
     columns = buffers.columns
     row_B1 = buffers.sample_mapping[:B, None]
     buffers.results[:B] = 0
-    columns.num_verified[:B] = (buffers.num_valid[:B, None] - 1).clamp(min=0)
+    columns.num_verified_nodes[:B] = (buffers.num_valid[:B, None] - 1).clamp(min=0)
     columns.tokens[:B, : N - 1] = token_BN[:, 1:]
     buffers.proposed_tokens[:B] = 0
     x_X = torch.arange(columns.tokens.shape[1], device=row_B1.device)

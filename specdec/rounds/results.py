@@ -101,7 +101,7 @@ class PendingResult:
         """Read the result, once it has arrived."""
         self.wait()
         columns = ResultColumns(*torch.split(self.rows_cpu, self.widths, dim=1))
-        counts = _listed(columns.num_verified[:, 0])
+        counts = _listed(columns.num_verified_nodes[:, 0])
 
         def verified(nodes: Tensor) -> list[list[int]]:
             return [row[:n] for row, n in zip(_listed(nodes), counts, strict=True)]

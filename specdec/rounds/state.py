@@ -1,7 +1,8 @@
 """What a request carries from step to step: its state row on the device. Rows are never reordered.
 
 Every tensor has one scratch row at the end, so that row -1 (padding) may be read and written.
-Letters: R state rows, K draft tokens, X nodes of the widest draft, M blocks per request.
+Letters: R state rows, K nodes of the longest path, X nodes of the widest draft, M blocks per
+request, P stop ids, W draft vocabulary.
 """
 
 import torch
@@ -15,7 +16,7 @@ class RequestState:
     """The persistent rows of all requests.
 
     shape: the widest draft, whose paths are the longest; else a chain
-    draft_vocab_size: where the draft's probabilities are kept for p/q acceptance, else 0.
+    draft_vocab_size: width of draft_scores, which p/q acceptance reads; 0: they are not kept
     has_probs: whether nodes have probabilities
     """
 
@@ -43,7 +44,8 @@ class RequestState:
         # [R + 1, X] row of the parent, 0 = the root; a chain's are implied, and neither written nor
         # read: the row before
         self.draft_parents = zeros(R, X)
-        # [R + 1, X] that a node and all above it hold; and of a chain what the draft says of that
+        # [R + 1, X] probability that a node and all above it hold: calibrated, and as the draft says
+        # itself (of chains)
         probs = torch.zeros(2, R, X if has_probs else 0, device=device)
         self.draft_probs, self.own_probs = probs.unbind()
         # [R + 1] live nodes, the first ones: proposed since the last commit, no deeper than the

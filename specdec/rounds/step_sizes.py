@@ -129,12 +129,12 @@ class Step(Round):
 
     @property
     def runs_draft(self) -> bool:
-        """Whether the draft model, if any, runs: with prompts, and where a request drafts."""
+        """Whether the draft runs: to propose, or to extend its KV for rounds that will."""
         return self.passes.draft_prefill is not None
 
     @property
     def num_proposing_reqs(self) -> int:
-        """Count the slots with a first proposal: those of the levels after it, with padding."""
+        """Count the slots whose first level is written: as many as the levels after it read."""
         how = self.passes.draft_decode
         return max(self.num_reqs, 0 if how is None else how.descriptor.num_reqs or 0)
 

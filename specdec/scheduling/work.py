@@ -12,8 +12,8 @@ class PromptPart:
     """Consecutive prompt tokens of one request, at positions start..start + length - 1."""
 
     state_row: int
-    # the whole prompt; after a preemption also the tokens sampled so far. Of an array, which rows
-    # are copied from, they need not be read one by one
+    # the whole prompt; after a preemption also the tokens sampled so far. An array may be given, so
+    # that tokens are copied and not iterated
     prompt: Sequence[int]
     start: int
     length: int

@@ -20,7 +20,7 @@ def results(**changes):
     columns = buffers.columns
     columns.sampled_tokens[:2] = torch.tensor([[5, 6, 0], [7, 0, 0]])
     columns.num_accepted[:2, 0] = torch.tensor([1, 0])
-    columns.num_verified[:2, 0] = torch.tensor([2, 0])
+    columns.num_verified_nodes[:2, 0] = torch.tensor([2, 0])
     columns.tokens[0, :2] = torch.tensor([5, 9])
     return buffers, Results(buffers)
 

@@ -261,7 +261,7 @@ def test_commit_shared_rows(device, accepts):
     same_probs(ours, theirs)
     accepted = [0, 2, 1, 0, 0] if accepts else [0] * 5
     assert buffers.num_accepted[:5].tolist() == accepted
-    assert buffers.columns.num_verified[:5, 0].tolist() == [0, 2, 1, 0, 0]
+    assert buffers.columns.num_verified_nodes[:5, 0].tolist() == [0, 2, 1, 0, 0]
     assert (buffers.draft_input_ids[7:] == -999).all()
     assert buffers.last_token_indices[1:3].tolist() == [1 + accepted[1], 4 + accepted[2]]
     assert state.num_computed_tokens[0] == before[0] + accepted[1] + 1

@@ -156,7 +156,7 @@ def assert_results(buffers, state, live):
     """Verified nodes with their parents; the probabilities of all live ones."""
     columns = buffers.columns
     for b, row in enumerate(buffers.idx_mapping[:NUM_REQS].tolist()):
-        n = int(columns.num_verified[b])
+        n = int(columns.num_verified_nodes[b])
         assert n == max(int(buffers.num_valid[b]) - 1, 0)
         if row < 0:
             continue

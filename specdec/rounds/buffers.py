@@ -84,8 +84,7 @@ class StepBuffers:
         self.slot_mapping = integers(T)  # [T] cache slot, -1 = padding
         self.num_valid = integers(B)  # [B] rows of a round that are not padding, the first ones
         self.rows_per_slot = integers(B)  # [B] shares of a round whose rows are shared out
-        # [B + 1] first row of each slot, then the end; with shared rows, and of accepted paths
-        self.verify_start_loc = integers(B + 1)
+        self.verify_start_loc = integers(B + 1)  # [B + 1] first row of each, then the end
         # [B + 1] first row of each part of a prompt, among the rows of prompts; the end for padding
         self.prompt_start_loc = integers(B + 1)
         self.sample_states = integers(T)  # [T] by decided row: its state row, -1 = padding

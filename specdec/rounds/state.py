@@ -45,7 +45,7 @@ class RequestState:
         # read: the row before
         self.draft_parents = zeros(R, X)
         # [R + 1, X] probability that a node and all above it hold: calibrated, and what the draft
-        # itself says (of chains)
+        # itself says
         probs = torch.zeros(2, R, X if has_probs else 0, device=device)
         self.draft_probs, self.own_probs = probs.unbind()
         # [R + 1] live nodes, the first ones: proposed since the last commit, no deeper than the

@@ -34,7 +34,7 @@ from specdec.engine import Engine
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
-from specdec.scheduling.row_planner import PlannerStatistics
+from specdec.scheduling.statistics import PlannerStatistics
 from specdec.start.speculation import Drafting
 from weights.load import LoadedEagle
 

@@ -25,15 +25,3 @@ def leaf_paths(parents: Sequence[int], num_levels: int) -> list[list[int]]:
 def path_to(row: int, parents: Sequence[int]) -> list[int]:
     """List the rows from the root to this one."""
     return [*path_to(parents[row - 1], parents), row] if row > 0 else [0]
-
-
-def first_children(parents: Sequence[int]) -> list[int]:
-    """List the rows of the chain in a tree: from the root on the first child of each.
-
-    parents: of nodes, of siblings the draft's best token first
-    """
-    rows: list[int] = []
-    for row, parent in enumerate(parents, start=1):
-        if parent == (rows[-1] if rows else 0):
-            rows.append(row)
-    return rows

@@ -63,8 +63,7 @@ def launch_decision(
     X = columns.tokens.shape[1]
     slots = buffers.sample_mapping, buffers.num_valid, buffers.verify_start_loc
     verified = buffers.input_ids, buffers.target_tokens, buffers.pq_accepted
-    probs = state.draft_probs if has_paths else state.own_probs
-    nodes = state.num_nodes, state.draft_parents, probs
+    nodes = state.num_nodes, state.draft_parents, state.draft_probs
     proposed = buffers.proposed_tokens, buffers.proposed_parents
     seeds = buffers.last_token_indices, buffers.draft_positions, buffers.draft_slots
     progress = state.num_computed_tokens, state.last_sampled_tokens
@@ -97,7 +96,7 @@ def _decision_kernel(
     pq_accepted_ptr,  # [B], with IS_PQ
     num_nodes_ptr,  # [R + 1]
     parents_ptr,  # [R + 1, X], with HAS_PATHS
-    probs_ptr,  # [R + 1, X] that the draft says, with HAS_PROBS
+    probs_ptr,  # [R + 1, X] draft_probs, with HAS_PROBS
     results_ptr,  # [B, all] ResultColumns: D1, 1, 1, X; X with HAS_PARENTS; X with HAS_PROBS
     proposed_ptr,  # [B, X]
     proposed_parents_ptr,  # [B, X], with HAS_PARENTS
@@ -261,8 +260,7 @@ def decision_ref(
     accepted_B = (path_BQ >= 0).sum(dim=1) - 1
     has_root_B = (row_B >= 0) & (num_valid_B > 0)  # not beyond the context's end
     kept_BQ = torch.where(has_root_B[:, None], path_BQ, -1)
-    probs_RX = state.draft_probs if has_paths else state.own_probs
-    _write_results(buffers, state, token_BN, torch.where(is_node_BN, parent_BN, 0), probs_RX)
+    _write_results(buffers, state, token_BN, torch.where(is_node_BN, parent_BN, 0))
     buffers.sampled_tokens[:B, :Q] = chosen_BQ
     buffers.num_accepted[:B] = accepted_B
     ids_BQ = torch.where(kept_BQ >= 0, chosen_BQ.clamp(min=0), 0)
@@ -309,16 +307,9 @@ def walk(
 
 
 def _write_results(
-    buffers: StepBuffers,
-    state: RequestState,
-    token_BN: Tensor,
-    parent_BN: Tensor,
-    probs_RX: Tensor,
+    buffers: StepBuffers, state: RequestState, token_BN: Tensor, parent_BN: Tensor
 ) -> None:
-    """Write what was verified; and propose nothing, as a chain of token 0.
-
-    probs_RX: of paths by the draft, by state row
-    """
+    """Write what was verified; and propose nothing, as a chain of token 0."""
     B, N = token_BN.shape
     columns = buffers.columns
     row_B1 = buffers.sample_mapping[:B, None]
@@ -332,7 +323,7 @@ def _write_results(
         buffers.proposed_parents[:B] = x_X
     if columns.probs.shape[1] > 0:
         is_live_BX = (row_B1 >= 0) & (x_X < state.num_nodes[row_B1])
-        scaled_BX = (probs_RX[row_B1[:, 0]] * CONFIDENCE_ONE).long().clamp(min=1)
+        scaled_BX = (state.draft_probs[row_B1[:, 0]] * CONFIDENCE_ONE).long().clamp(min=1)
         columns.probs[:B] = torch.where(is_live_BX, scaled_BX, 0)
 
 

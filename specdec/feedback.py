@@ -4,11 +4,12 @@ A round is described when its results are read, and told once the next step has 
 that the planner learns beside it.
 """
 
+import itertools
 import time
 
 import numpy as np
 
-from specdec.requests.draft_tree import depths
+from specdec.requests.draft_tree import depths, first_children
 from specdec.requests.request import Request
 from specdec.rounds.results import PendingResult, StepResult
 from specdec.runner import Runner
@@ -107,6 +108,7 @@ class Feedback:
             num_allowed=np.array([num_drafted(each, bound) for each in requests]) * runs,
             is_sampled=np.array([request.params.temperature > 0 for request in requests]),
             threshold=self._planner.threshold,
+            num_on_chains=_num_on_chains(result, B) * runs if shape.is_wide else None,
         )
 
 
@@ -125,12 +127,14 @@ def outcome_of(
     num_allowed: Integers,
     is_sampled: Booleans,
     threshold: float,
+    num_on_chains: Integers | None = None,
 ) -> RoundOutcome:
     """Describe a round to the planner, by levels.
 
     probs_BX: path probabilities of live nodes; 0: not live. Of chains X is the most levels
     parents: the row of each node's parent; None: chains
     threshold: below which the drafts stopped
+    num_on_chains: of trees, the drafts that held and were the best ones of their parents
     """
     probs_BX = np.clip(np.nan_to_num(probs_BX), 0.0, 1.0)
     if parents is None:
@@ -141,6 +145,20 @@ def outcome_of(
         num_run = _last_level(best, threshold, num_allowed)
         num_shown = np.minimum(num_run, num_allowed)
     is_allowed = np.arange(held.shape[1]) < num_allowed[:, None]
+    chains = None
+    if parents is not None and num_on_chains is not None:
+        paths = _chain_paths(probs_BX, parents, shape.levels) * is_allowed
+        chains = RoundOutcome(
+            shape=shape,
+            held=paths,
+            best=paths,
+            num_run=num_run,
+            num_shown=(paths > 0).sum(axis=1),
+            num_verified=num_verified,
+            num_accepted=num_on_chains,
+            num_allowed=num_allowed,
+            is_sampled=is_sampled,
+        )
     return RoundOutcome(
         shape=shape,
         held=held * is_allowed,
@@ -151,6 +169,7 @@ def outcome_of(
         num_accepted=num_accepted,
         num_allowed=num_allowed,
         is_sampled=is_sampled,
+        chains=chains,
     )
 
 
@@ -169,6 +188,26 @@ def _by_levels(
         least = min(probs[: len(of_tree)], default=0.0)
         best[b] = [prob or least for prob in best[b]]
     return np.array(held), np.array(best)
+
+
+def _chain_paths(probs_BX: Floats, parents: list[list[int]], num_levels: int) -> Floats:
+    """List the paths of the chains in trees [B, num_levels]: of each node the first child."""
+    paths = np.zeros((len(parents), num_levels))
+    for b, of_tree in enumerate(parents):
+        for depth, row in enumerate(first_children(of_tree)[:num_levels]):
+            paths[b, depth] = probs_BX[b, row - 1]
+    return paths
+
+
+def _num_on_chains(result: StepResult, num_requests: int) -> Integers:
+    """Count the drafts that held and that chains would have had too."""
+    found = []
+    for b in range(num_requests):
+        rows = first_children(result.draft_parents[b])
+        best = [result.draft_tokens[b][row - 1] for row in rows]
+        equal = map(int.__eq__, best, result.sampled_tokens[b][: result.num_accepted[b]])
+        found.append(sum(itertools.takewhile(bool, equal)))
+    return np.array(found)
 
 
 def _last_level(best_BL: Floats, threshold: float, num_allowed: Integers) -> int:

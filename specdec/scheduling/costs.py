@@ -116,7 +116,7 @@ class StepCosts:
 
 
 class TimeRatios:
-    """Ratios of measured to predicted step times: running averages, by load and kind of drafts.
+    """Ratios of measured to predicted step times: running averages, by load, prompts and drafts.
 
     Costs are measured alone, greedy and with empty caches; requests bring samplers, contexts and
     work for the host. Loads from one power of two to the next count as one. The ratio of a kind of
@@ -125,10 +125,11 @@ class TimeRatios:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, dict[int, float]] = {}  # by load, then by the width of the drafts
+        # by load and whether prompts ride, then by the width of the drafts
+        self._known: dict[tuple[int, bool], dict[int, float]] = {}
 
-    def add(self, num_requests: int, shape: DraftShape, ratio: float) -> None:
-        known = self._known.setdefault(num_requests.bit_length(), {})
+    def add(self, num_requests: int, has_prompts: bool, shape: DraftShape, ratio: float) -> None:
+        known = self._known.setdefault((num_requests.bit_length(), has_prompts), {})
         before = self._of(known, shape)
         inside = min(max(ratio, 1 / 2), 2)  # one step may have waited for anything
         latest = before + (inside - before) / MEMORY
@@ -136,8 +137,8 @@ class TimeRatios:
             known[kind] = other + (latest - other) / RATIO_AGING
         known[_kind(shape)] = latest
 
-    def of(self, num_requests: int, shape: DraftShape) -> float:
-        known = self._known.get(num_requests.bit_length(), {})
+    def of(self, num_requests: int, has_prompts: bool, shape: DraftShape) -> float:
+        known = self._known.get((num_requests.bit_length(), has_prompts), {})
         return round(RATIO_PARTS * self._of(known, shape)) / RATIO_PARTS
 
     def _of(self, known: dict[int, float], shape: DraftShape) -> float:

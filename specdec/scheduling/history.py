@@ -33,6 +33,7 @@ class RoundOutcome:
     num_accepted: [B] drafts that held
     num_allowed: [B] the most levels that the request may have; 0 where it must not draft
     is_sampled: [B] temperature > 0
+    chains: of trees: what chains would have shown in their stead, by the draft's own probabilities
     """
 
     shape: DraftShape
@@ -44,6 +45,7 @@ class RoundOutcome:
     num_accepted: Integers
     num_allowed: Integers
     is_sampled: Booleans
+    chains: "RoundOutcome | None" = None
 
 
 class ShapeHistory:
@@ -79,9 +81,10 @@ class ShapeHistory:
         return len(self._kinds) if kind is None else int(np.count_nonzero(self._kinds == kind))
 
     def add(self, outcome: RoundOutcome) -> None:
-        """Keep a round. Its probabilities, part of a larger array, are copied."""
-        kept = replace(outcome, held=outcome.held.copy(), best=outcome.best.copy())
-        self._pending.append(kept)
+        """Keep a round of at most L levels. Its probabilities, part of an array, are copied."""
+        more = (0, 0), (0, self._odds.shape[1] - outcome.held.shape[1])
+        held, best = (np.pad(each, more) for each in (outcome.held, outcome.best))
+        self._pending.append(replace(outcome, held=held, best=best))
 
     def age(self, num_drafted: int, num_plain: int) -> None:
         self.factors.age(num_drafted, num_plain)
@@ -103,7 +106,8 @@ class ShapeHistory:
         rates = np.minimum(_rates(joined("held")), SURE)
         odds = rates / (1 - rates)
         if self._is_calibrated:
-            odds = odds / self.factors.values[kinds]
+            has_factors = np.concatenate([np.full(len(e.held), e.shape.width == 1) for e in rounds])
+            odds = np.where(has_factors[drafts, None], odds / self.factors.values[kinds], odds)
         self._odds = self._latest(self._odds, odds)
         self._best = self._latest(self._best, joined("best"))
         self._bounds = self._latest(self._bounds, bounds)

@@ -8,6 +8,7 @@ A round is launched before the last one is read, so the choice rests on what rec
 It changes when tokens come, never which: any choice is exact.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -160,8 +161,9 @@ class Planner:
             tree = None
         half_ms = self._costs.plain_ms(n) / 2
         num_halves = round(self._costs.ms_per_key * coming.num_keys / half_ms)
-        ratios = [self._ways.ratios.of(n, each) for each in (PLAIN, chain(1), tree or PLAIN)]
         share, num_rows = self._prompts.rounded
+        kinds = itertools.product((False, True), (PLAIN, chain(1), tree or PLAIN))
+        ratios = [self._ways.ratios.of(n, *each) for each in kinds]
         key = n, num_drafting, kind, tree, num_halves, share, num_rows, *ratios
         if key not in self._known:
             load = Load(n, num_drafting, num_halves * half_ms, share, num_rows)
@@ -194,7 +196,7 @@ class Planner:
             return int(rows[0])
         if coming.num_prompt_rows:
             rows, ms = self._ways.rounds_with(n, coming.num_prompt_rows)
-        ms = self._ways.ratios.of(n, live) * ms
+        ms = self._ways.ratios.of(n, coming.num_prompt_rows > 0, live) * ms
         values = self._curves[1].gains(live.levels, rows - n, num_drafting) - rate * ms
         if self._best.shape == PLAIN and not coming.num_prompt_rows:
             values[0] += rate * (ms[0] - self._ways.plain_ms(n))
@@ -207,13 +209,15 @@ class Planner:
     def _probed(self, coming: NextRound, ways: list[Way]) -> Way | None:
         """Return a way that is not the best one, if it is time to look at it.
 
-        Instead of plain rounds that is a chain. Of trees nothing may be known yet.
+        Instead of plain rounds that is a chain. Of trees nothing may be known yet; their rounds
+        show what chains would bring, so beside them there is nothing to look at.
         """
         tree, best = self._tree(coming), self._best.shape
         pays = best != PLAIN
         if tree is not None and pays and not self._knows(tree, coming.kind):
             return Way(tree, 0.0)
-        if not self._probes.is_due(pays, coming.num_drafting):
+        is_due = self._probes.is_due(pays, coming.num_drafting)
+        if not is_due or best.width > 1:
             return None
         chains = [way for way in ways if way.shape.width == 1]
         other = max(chains, key=lambda way: way.rate)
@@ -245,9 +249,12 @@ class Planner:
         self._num_drafted += 1
         history = self._history(outcome.shape)
         history.add(outcome)
+        if outcome.chains is not None:
+            self._chains.add(outcome.chains)
         most = LEAST_ENTRIES if has_time else 2 * LEAST_ENTRIES
-        is_probe = self._best.shape.width != outcome.shape.width or self._best.shape == PLAIN
-        if is_probe or history.num_pending >= most or not self._knows(outcome.shape, None):
+        num_pending = max(history.num_pending, self._chains.num_pending)
+        is_probe = self._best.shape == PLAIN
+        if is_probe or num_pending >= most or not self._knows(outcome.shape, None):
             self._learn()
 
     def _predicted(self, outcome: RoundOutcome, num_verified: int) -> float | None:
@@ -263,7 +270,8 @@ class Planner:
 
     def observe_time(self, step: StepSize, ms: float) -> None:
         predicted = self._step_ms(step)
-        self._ways.ratios.add(step.num_requests, step.shape, ms / predicted)
+        has_prompts = step.num_prompt_rows > 0
+        self._ways.ratios.add(step.num_requests, has_prompts, step.shape, ms / predicted)
         self._statistics.predicted_ms += predicted
         self._statistics.measured_ms += ms
 

@@ -106,7 +106,7 @@ class Ways:
         return np.array(rows), np.array(ms)
 
     def plain_ms(self, num_requests: int) -> float:
-        return self.ratios.of(num_requests, PLAIN) * self._costs.plain_ms(num_requests)
+        return self.ratios.of(num_requests, False, PLAIN) * self._costs.plain_ms(num_requests)
 
     def plain(self, load: Load) -> Way:
         n = load.num_requests
@@ -157,13 +157,12 @@ class Ways:
         rows: that verify. alone_ms: of a step without prompts. drafts_ms: of its further levels
         """
         n, _, keys_ms, share, num_prompt_rows = load
-        ratio = self.ratios.of(n, shape)
-        alone = ratio * alone_ms
+        alone = self.ratios.of(n, False, shape) * alone_ms
         if share == 0:
             return np.asarray(alone + keys_ms)
         without, beside = self._costs.mean_mixed_ms(np.array([n, n + num_prompt_rows]))
         mixed = self._costs.mean_mixed_ms(rows + num_prompt_rows) + drafts_ms
-        mixed = ratio * mixed - (beside - without)
+        mixed = self.ratios.of(n, True, shape) * mixed - (beside - without)
         return np.asarray(alone + share * (mixed - alone) + keys_ms)
 
     def curves(self, sample: Sample, num_drafting: int) -> list[GainCurve]:

@@ -74,6 +74,19 @@ def test_trees_of_a_round_stop_together(threshold, allowed, last):
     assert seen.num_shown.tolist() == [min(last, each) for each in allowed]
 
 
+def test_trees_show_what_chains_would_have_shown():
+    """The chain of a tree goes from each node to its first child."""
+    parents = [[0, 0, 1, 2, 4], [0, 1, 1, 3, 2]]
+    probs = [[0.5, 0.4, 0.2, 0.3, 0.1], [0.5, 0.4, 0.1, 0.1, 0.05]]
+    seen = described(
+        DraftShape(4, 4, 5), probs, parents, num_accepted=[3, 2], num_on_chains=[0, 2]
+    ).chains
+    assert seen.held.tolist() == [[0.5, 0.2, 0, 0], [0.5, 0.4, 0.05, 0]]
+    assert seen.num_shown.tolist() == [2, 3]
+    assert seen.num_accepted.tolist() == [0, 2]
+    assert described(chain(4), [[0.5, 0.4, 0.2, 0.1]], num_on_chains=[2]).chains is None
+
+
 def test_nodes_deeper_than_the_request_may_have_are_no_gain():
     seen = described(SHAPE, [[0.6, 0.4, 0.3, 0.1]], [[0, 1, 2, 3]], allowed=[2])
     assert seen.held.tolist() == [[0.6, 0.4, 0, 0]]

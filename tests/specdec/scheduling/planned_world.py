@@ -1,10 +1,13 @@
 """The loop with a planner, which is told what an engine tells it."""
 
+import itertools
+
 import numpy as np
 
 from specdec.config import MAX_PROMPT_SLOWDOWN
 from specdec.feedback import outcome_of
 from specdec.passes.captured import shared_shapes
+from specdec.requests.draft_tree import first_children
 from specdec.scheduling.costs import PromptBudget, StepCosts, TreeCosts
 from specdec.scheduling.planner import Planner, StepSize
 from specdec.sizes import PLAIN, chain
@@ -67,8 +70,18 @@ class Adapter:
             num_allowed=K * runs,
             is_sampled=np.array([each.params.temperature > 0 for each in requests]),
             threshold=planner.threshold,
+            num_on_chains=on_chains(step) * runs if step.is_tree else None,
         )
         planner.observe(outcome)
+
+
+def on_chains(step):
+    found = []
+    for tree, count in zip(step.drafts, step.counts, strict=True):
+        chain_rows = first_children(tree.parents)
+        pairs = zip(tree.path[: count - 1], chain_rows, strict=False)
+        found.append(sum(itertools.takewhile(bool, (a == b for a, b in pairs))))
+    return np.array(found)
 
 
 def world(num_requests, draft, fixed=None, **options):

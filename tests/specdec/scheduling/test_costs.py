@@ -111,38 +111,39 @@ def test_costs_of_nothing_end_the_search():
 
 def told(ratios, num_requests, shape, ratio, count=300):
     for _ in range(count):
-        ratios.add(num_requests, shape, ratio)
+        ratios.add(num_requests, False, shape, ratio)
 
 
 def test_times_are_compared_by_load_and_kind():
     ratios = TimeRatios()
     told(ratios, 40, CHAIN, 1.25)
     told(ratios, 20, PLAIN, 1000.0)  # an outlier counts as twice as long
-    assert ratios.of(63, CHAIN) == ratios.of(32, DraftShape(1, 1, 1)) == 1.25
-    assert ratios.of(32, PLAIN) == 1.0
-    assert ratios.of(31, PLAIN) > 1.9
-    assert ratios.of(64, CHAIN) == 1.0
+    assert ratios.of(63, False, CHAIN) == ratios.of(32, False, DraftShape(1, 1, 1)) == 1.25
+    assert ratios.of(32, False, PLAIN) == 1.0
+    assert ratios.of(31, False, PLAIN) > 1.9
+    assert ratios.of(64, False, CHAIN) == 1.0
+    assert ratios.of(40, True, CHAIN) == 1.0, "steps with prompts are others"
 
 
 def test_kinds_that_do_not_run_are_forgotten_slowly():
     ratios = TimeRatios()
     told(ratios, 40, PLAIN, 1.5)
     told(ratios, 40, CHAIN, 1.0, 100)
-    assert 1.3 < ratios.of(40, PLAIN) < 1.5
+    assert 1.3 < ratios.of(40, False, PLAIN) < 1.5
     told(ratios, 40, CHAIN, 1.0, 2000)
-    assert ratios.of(40, PLAIN) < 1.04
+    assert ratios.of(40, False, PLAIN) < 1.04
 
 
 def test_one_step_that_took_long_moves_a_ratio_little():
     ratios = TimeRatios()
-    ratios.add(1, CHAIN, 50.0)
-    assert ratios.of(1, CHAIN) < 1.04
+    ratios.add(1, False, CHAIN, 50.0)
+    assert ratios.of(1, False, CHAIN) < 1.04
 
 
 def test_trees_take_as_many_times_as_long_as_chains_until_one_was_timed():
     ratios = TimeRatios()
     told(ratios, 4, PLAIN, 1.1)
     told(ratios, 4, CHAIN, 1.5)
-    assert ratios.of(4, TREE) == 1.5
+    assert ratios.of(4, False, TREE) == 1.5
     told(ratios, 4, TREE, 1.2, 64)
-    assert 1.2 < ratios.of(4, TREE) < 1.35
+    assert 1.2 < ratios.of(4, False, TREE) < 1.35

@@ -106,6 +106,7 @@ class Planner:
         self._ways = Ways(costs, sizes, threshold)
         self.threshold = self._ways.of_many  # for the drafts after the latest planned round
         self._histories: dict[DraftShape, ShapeHistory] = {}
+        self._in_trees: dict[DraftShape, ShapeHistory] = {}  # chains, by the shape of the trees
         self._chains = self._history(chain(num_levels))
         self._probes = Probes()
         self._prompts = PromptLoad()
@@ -171,7 +172,8 @@ class Planner:
             ways = [self._ways.plain(load), *self._ways.chains(curves, load)]
             if tree is not None:
                 curves = self._curves_of(tree, kind, num_drafting)
-                ways.append(self._ways.trees(tree, curves, load))
+                easier = self._easier(tree, kind, num_drafting)
+                ways.append(self._ways.trees(tree, curves, load, easier))
             self._known[key] = sorted(ways, key=lambda way: way.shape.levels)
         ways = self._known[key]
         self._curves = {way.shape.width: way.curve for way in ways if way.curve is not None}
@@ -185,6 +187,22 @@ class Planner:
             sample = self._history(shape).sample(kind, num_similar)
             self._estimates[key] = self._ways.curves(sample, num_drafting)
         return self._estimates[key]
+
+    def _easier(self, tree: DraftShape, kind: int | None, num_drafting: int) -> float:
+        """Compare what chains bring now to what they would have brought where trees ran.
+
+        Those may have been other requests: the last ones of a burst are the hard ones.
+        """
+        beside = self._in_trees.get(tree)
+        if beside is None or beside.num_known(kind) < LEAST_ENTRIES:
+            return 1.0
+        key = tree, kind, -num_drafting  # trees themselves have the positive number
+        if key not in self._estimates:
+            sample = beside.sample(kind, num_drafting)
+            self._estimates[key] = self._ways.curves(sample, num_drafting)
+        of_both = self._estimates[key], self._curves_of(chain(1), kind, num_drafting)
+        then, now = (float(curves[0].means[tree.levels - 1]) for curves in of_both)
+        return min(max(now / then, 1 / 2), 2.0) if then > 0 else 1.0
 
     def _num_rows(self, coming: NextRound, rate: float) -> int:
         """Choose rows that bring the most beyond what their time is worth at `rate`."""
@@ -251,6 +269,9 @@ class Planner:
         history.add(outcome)
         if outcome.chains is not None:
             self._chains.add(outcome.chains)
+            if outcome.shape not in self._in_trees:
+                self._in_trees[outcome.shape] = self._new_history(self.num_levels, True)
+            self._in_trees[outcome.shape].add(outcome.chains)
         most = LEAST_ENTRIES if has_time else 2 * LEAST_ENTRIES
         num_pending = max(history.num_pending, self._chains.num_pending)
         is_probe = self._best.shape == PLAIN
@@ -300,7 +321,7 @@ class Planner:
             sums.measured_tokens += num_requests + num_accepted
 
     def _learn(self) -> None:
-        for history in self._histories.values():
+        for history in (*self._histories.values(), *self._in_trees.values()):
             history.age(self._num_drafted, self._num_plain)
             if history.num_pending:
                 history.merge()
@@ -312,9 +333,12 @@ class Planner:
         is_chain = shape.width == 1
         key = chain(self.num_levels) if is_chain else shape
         if key not in self._histories:
-            capacity = max(ENTRIES, 2 * self._ways.most_requests)
-            self._histories[key] = ShapeHistory(key.levels, capacity, is_calibrated=is_chain)
+            self._histories[key] = self._new_history(key.levels, is_chain)
         return self._histories[key]
+
+    def _new_history(self, num_levels: int, is_calibrated: bool) -> ShapeHistory:
+        capacity = max(ENTRIES, 2 * self._ways.most_requests)
+        return ShapeHistory(num_levels, capacity, is_calibrated)
 
     def _tree(self, coming: NextRound) -> DraftShape | None:
         return None if self._costs.tree is None else coming.tree

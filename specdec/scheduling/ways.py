@@ -136,8 +136,10 @@ class Ways:
         best = ((n + np.array(gains)) / step_ms).max(axis=1)
         return [Way(chain(i), rate, curve) for i, rate in enumerate(best.tolist(), start=1)]
 
-    def trees(self, shape: DraftShape, curves: list[GainCurve], load: Load) -> Way:
-        """Trees of which all nodes are verified."""
+    def trees(
+        self, shape: DraftShape, curves: list[GainCurve], load: Load, easier: float = 1.0
+    ) -> Way:
+        """Trees of which all nodes are verified, `easier` times as many as the curves say hold."""
         n, num_drafting, *_ = load
         num_rows = np.array(n * shape.rows)
 
@@ -145,7 +147,8 @@ class Ways:
             drafts_ms = self._costs.drafts_ms(shape, n, float(curve.levels_run[-1]))
             alone_ms = self._costs.round_ms(n * shape.rows) + drafts_ms
             ms = float(self._mean_ms(load, shape, num_rows, alone_ms, drafts_ms))
-            return Way(shape, (n + num_drafting * float(curve.means[-1])) / ms, curve)
+            held = min(easier * float(curve.means[-1]), shape.levels)
+            return Way(shape, (n + num_drafting * held) / ms, curve)
 
         return max(map(way, curves), key=lambda each: each.rate)
 

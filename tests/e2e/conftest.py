@@ -5,6 +5,8 @@ from functools import cache
 
 import pytest
 
+from graphs.manager import CudaGraphManager
+from graphs.modes import BatchDescriptor
 from specdec import LLM, SamplingParams
 from specdec.kernels.compilations import compilations
 
@@ -41,3 +43,17 @@ def no_late_compilation() -> Iterator[None]:
     before = compilations().unexpected.copy()
     yield
     assert compilations().unexpected - before == {}
+
+
+@pytest.fixture
+def replayed(monkeypatch) -> set[tuple[str, BatchDescriptor]]:
+    """The full graphs that are replayed while the test runs, with their families."""
+    found: set[tuple[str, BatchDescriptor]] = set()
+    real = CudaGraphManager.run_fullgraph
+
+    def run_fullgraph(manager: CudaGraphManager, desc: BatchDescriptor) -> object:
+        found.add((manager.name, desc))
+        return real(manager, desc)
+
+    monkeypatch.setattr(CudaGraphManager, "run_fullgraph", run_fullgraph)
+    return found

@@ -181,7 +181,7 @@ def test_times_are_those_of_what_was_drafted_before_a_step(make, prompts, monkey
         ),
     ],
 )
-def test_graphs_replay_what_runs_eagerly(make, prompts, tree, token_sizes, most):
+def test_graphs_replay_what_runs_eagerly(make, prompts, replayed, tree, token_sizes, most):
     """Padded sizes, shrinking batches, prompts in pieces; the same drafts too.
 
     most: requests at a time; with 6 trees are of many, and at the end of few
@@ -206,8 +206,11 @@ def test_graphs_replay_what_runs_eagerly(make, prompts, tree, token_sizes, most)
     captured = [each.descriptor for each in counters["target_decode"].captures]
     widths = {(n, shape.of(n).num_rows) for n in llm.engine.runner.graphs.tree_sizes}
     assert widths == {(each.num_reqs, each.query_len) for each in captured if each.query_len}
-    kinds = {each.descriptor.kind for each in counters["draft_decode"].captures}
-    assert kinds == {Proposal(*each) for each in itertools.product((False, True), repeat=2)}
+    kinds = {Proposal(*each) for each in itertools.product((False, True), repeat=2)}
+    for name in ("draft_prefill", "draft_decode"):
+        assert {desc.kind for of, desc in replayed if of == name} == kinds, name
+    rows = {desc.query_len for of, desc in replayed if of == "target_decode"}
+    assert rows >= {None, *(n for _, n in widths)}
 
 
 @pytest.mark.parametrize(

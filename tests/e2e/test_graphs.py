@@ -13,6 +13,7 @@ from specdec.config import GraphConfig, graph_modes
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import whole_output
 from specdec.requests.tokenizer import Tokenizer
+from specdec.rounds.step_sizes import Proposal
 from specdec.runner import Runner
 from specdec.sizes import EngineSizes
 from specdec.start.load import assemble
@@ -185,7 +186,7 @@ def test_a_request_fills_the_context_to_its_end_in_graphs(
     "draft, k", [pytest.param("eagle3", 0, marks=pytest.mark.slow), ("eagle3", 3)]
 )
 def test_sampled_rounds_in_graphs_change_no_token_and_no_accepted_count(
-    pair, engine_of, greedy, prompts, backend, draft, k
+    pair, engine_of, greedy, prompts, replayed, backend, draft, k
 ):
     sampled = {"temperature": 0.9, "max_tokens": NUM_TOKENS, "ignore_eos": True}
     params = [
@@ -201,7 +202,10 @@ def test_sampled_rounds_in_graphs_change_no_token_and_no_accepted_count(
     assert rounds(captured) == rounds(eager)
     assert counters["target_decode"].replays.keys() == {FULL}
     if k:
-        assert FULL in counters["draft_prefill"].replays
+        drawn = Proposal(is_drawn=True, is_wide=False)
+        assert drawn in {desc.kind for of, desc in replayed if of == "draft_prefill"}
+        assert drawn in {desc.kind for of, desc in replayed if of == "draft_decode"}
+        assert counters["draft_prefill"].replays[FULL] == counters["target_decode"].replays[FULL]
         assert counters["draft_decode"].replays.keys() == {FULL}
 
 

@@ -127,6 +127,7 @@ def test_chains_and_trees_in_turn_over_poison_equal_clean_eager_ones(backend, th
         runner = tiny_runner(pair, BOTH.num_levels, *how, **how_drafted)
         walk = Walk(runner, is_poisoned=not is_clean)
         walk.prefill()
+        after_prompts = runner.graphs.counters()["draft_decode"].replays.copy()
         for rows, shape, shared_rows, next_shape in MIXTURE:
             walk.step(rows, shape=shape, shared_rows=shared_rows, next_shape=next_shape)
         traces.append(walk.trace)
@@ -136,3 +137,5 @@ def test_chains_and_trees_in_turn_over_poison_equal_clean_eager_ones(backend, th
         assert counters["target_decode"].replays == {FULL: 10}
         assert counters["target_plain"].replays == counters["draft_extend"].replays == {FULL: 1}
         assert counters["draft_prefill"].replays[FULL] == 10
+        # six wide drafts, and the two further levels of a chain
+        assert counters["draft_decode"].replays - after_prompts == {FULL: 6 + 2}

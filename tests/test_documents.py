@@ -19,6 +19,7 @@ import pytest
 
 from specdec.cli import main
 from tests.demo_server import demo_server
+from weights.families.table import titles
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -200,6 +201,11 @@ def test_the_readme_has_at_most_150_lines_and_links_every_document():
     text = README.read_text()
     assert len(text.splitlines()) <= 150
     assert [name for name in NAMES[1:] if f"]({name})" not in text] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/checkpoints.md"])
+def test_a_document_lists_the_families_that_load(name):
+    assert f"{titles()} (dense)" in text_of(name)
 
 
 def test_the_readme_begins_with_the_two_commands():

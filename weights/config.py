@@ -46,7 +46,7 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetConfig:
-    """A Llama, Mistral, Qwen2 or Qwen3 target."""
+    """A target of a known family (families/table.py)."""
 
     model_type: str
     layer: LayerConfig

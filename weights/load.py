@@ -18,10 +18,10 @@ from weights.draft.vocab import absolute_ids, check_mask, is_identity
 from weights.files.header import INTEGER_DTYPES, TensorEntry
 from weights.files.reader import Reader
 from weights.files.transfer import read_tensors
-from weights.rename import TARGET_ROWS, rename
+from weights.rename import rename
 from weights.report import BindingReport, Log
 from weights.shapes import Shapes, check_binding, check_dtypes, eagle_shapes, target_shapes
-from weights.target import resolve_target
+from weights.target import resolve_target, target_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def load_target(
     device: torch.device | str = "cpu",
     progress: bool = True,
 ) -> LoadedTarget:
-    """Load a Llama, Mistral, Qwen2 or Qwen3 target; a CheckpointError lists all that is wrong.
+    """Load a target of a known family; a CheckpointError lists all that is wrong.
 
     dtype: None keeps the dtype in which the embedding is stored, for all tensors
     """
@@ -67,7 +67,7 @@ def load_target(
 
 def bind_target(reader: Reader, log: Log) -> tuple[TargetConfig, Shapes, dict[str, TensorEntry]]:
     """Check a target by its headers; returns its config, what it demands and what files hold."""
-    held = rename(reader, TARGET_ROWS, log)
+    held = rename(reader, target_rows(reader), log)
     check_dtypes(held, reader.problems)
     config = resolve_target(reader, log)
     wanted = target_shapes(config)

@@ -1,11 +1,9 @@
-"""Targets: what config.json says about a Llama, Mistral, Qwen2 or Qwen3 model; a family is a row.
-
-Facts of the rows: transformers, models/{llama,mistral,qwen2,qwen3}/{configuration,modeling}_*.py.
-"""
-
-from dataclasses import dataclass
+"""Targets: what config.json says about a model of a known family (families/table.py)."""
 
 from weights.config import LayerConfig, TargetConfig
+from weights.errors import Problems
+from weights.families.family import Family
+from weights.families.table import FAMILIES
 from weights.fields import (
     INTEGERS,
     Fields,
@@ -18,63 +16,29 @@ from weights.fields import (
 from weights.files.guard import is_there
 from weights.files.header import FLOAT_DTYPES
 from weights.files.reader import Reader
+from weights.rename import TARGET_ROWS, Row
 from weights.report import Log
 from weights.rope import read_rope, rope_source
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """How one model type differs from plain Llama; a string is the key of config.json to read."""
-
-    architecture: str
-    qkv_bias: bool | str = False
-    o_bias: bool | str = False
-    mlp_bias: bool | str = False
-    qk_norm: bool = False
-    head_dim: int | None = None  # where config.json has none; None: hidden_size / num_heads
-    max_position_embeddings: int = 2048
-    sliding_window: int | None = None
-    window_switch: str | None = None  # the key that turns the window on
-
-
-FAMILIES = {
-    "llama": Family(
-        architecture="LlamaForCausalLM",
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        mlp_bias="mlp_bias",
-    ),
-    "mistral": Family(
-        architecture="MistralForCausalLM", max_position_embeddings=131072, sliding_window=4096
-    ),
-    "qwen2": Family(
-        architecture="Qwen2ForCausalLM",
-        qkv_bias=True,
-        max_position_embeddings=32768,
-        sliding_window=4096,
-        window_switch="use_sliding_window",
-    ),
-    "qwen3": Family(
-        architecture="Qwen3ForCausalLM",
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        qk_norm=True,
-        head_dim=128,
-        max_position_embeddings=32768,
-        sliding_window=4096,
-        window_switch="use_sliding_window",
-    ),
-}
+CONFIG = "config.json"
 MAX_WINDOW_LAYERS = 28  # layers before the first window, where config.json does not say
 SUPPORTED = {"hidden_act": "silu", "quantization_config": None}
+
+
+def target_rows(reader: Reader) -> tuple[Row, ...]:
+    """Rename rows of the family in `reader`; what its config has wrong is resolve_target's."""
+    ignored = Problems(reader.directory)
+    fields = Fields(read_json_object(reader.directory / CONFIG, ignored), CONFIG, ignored)
+    family = FAMILIES.get(_model_type(fields))
+    return TARGET_ROWS if family is None else (*TARGET_ROWS, *family.names)
 
 
 def resolve_target(reader: Reader, log: Log) -> TargetConfig:
     """The target's config, checked; raises only if nothing more can be known."""
     problems = reader.problems
-    raw = read_json_object(reader.directory / "config.json", problems)
+    raw = read_json_object(reader.directory / CONFIG, problems)
     problems.raise_if_fatal()
-    fields = Fields(raw, "config.json", problems)
+    fields = Fields(raw, CONFIG, problems)
     family = _family(fields)
     vocab_size = fields.need(int, "vocab_size")
     length = family.max_position_embeddings

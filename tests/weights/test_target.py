@@ -1,4 +1,4 @@
-"""Targets of four families: config to binding, and what is refused."""
+"""Targets of all families: config to binding, and what is refused."""
 
 import dataclasses
 import json
@@ -10,10 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.weights.tiny import tiny_target, write_target
 from weights import CheckpointError, load_target
+from weights.families.table import FAMILIES
 from weights.files.reader import Reader
 from weights.files.transfer import FUSED
-
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
 
 
 def refusal(directory) -> CheckpointError:

@@ -1,0 +1,1 @@
+"""The families of targets: a row of data each, which loader, errors and documents read."""

@@ -21,6 +21,7 @@ from specdec.sizes import EngineSizes
 from tests.naive_eagle import borrow, draft_logits, target_features
 from tests.reference import Reference
 from tests.weights.formats import unfuse
+from tests.weights.pieces import arranged
 from tests.weights.tiny import tiny_target, write_target
 from weights import (
     BindingReport,
@@ -31,7 +32,6 @@ from weights import (
     TargetConfig,
     load_target,
 )
-from weights.files.transfer import fuse_plan
 from weights.shapes import Shapes, eagle_shapes, target_shapes
 
 Config = TypeVar("Config", TargetConfig, EagleConfig)
@@ -48,10 +48,7 @@ def lively(shapes: Shapes, seed: int = 0, scale: float = 0.15) -> dict[str, Tens
         for name, shape in shapes.items()
     }
     pieces |= {name: tensor + 1 for name, tensor in pieces.items() if "norm" in name}
-    return {
-        name: torch.cat([pieces[part] for part in parts])
-        for name, parts in fuse_plan(list(shapes)).items()
-    }
+    return arranged(pieces)
 
 
 def _generator(name: str, seed: int) -> torch.Generator:

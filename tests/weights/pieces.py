@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from weights import EagleConfig, LayerConfig, LoadedTarget, RopeConfig
+from weights.arrange import arrange
 
 Tensors = dict[str, Tensor]
 Json = dict[str, object]
@@ -35,6 +36,15 @@ def unfuse(layer: LayerConfig, tensors: Tensors) -> Tensors:
             for (part, _), row in zip(parts[whole], rows, strict=True)
         }
     return pieces
+
+
+def arranged(pieces: Tensors) -> Tensors:
+    """The tensors of a load from those of files."""
+    plan = arrange({name: tuple(piece.shape) for name, piece in pieces.items()})
+    tensors = plan.empty(next(iter(pieces.values())).dtype, "cpu")
+    for name, view in plan.pieces(tensors).items():
+        view.copy_(pieces[name])
+    return tensors
 
 
 def with_offsets(pieces: Tensors, vocab_size: int, mask: bool = True) -> Tensors:

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.weights.tiny import tiny_target, write_target
 from weights import CheckpointError, load_target
+from weights.arrange import FUSED
 from weights.families.table import FAMILIES
 from weights.files.reader import Reader
-from weights.files.transfer import FUSED
 
 
 def refusal(directory) -> CheckpointError:

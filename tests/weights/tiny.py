@@ -8,9 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.weights.pieces import rope_keys, unfuse
+from tests.weights.pieces import arranged, rope_keys, unfuse
 from weights import BindingReport, EagleConfig, LayerConfig, LoadedTarget, RopeConfig, TargetConfig
-from weights.files.transfer import fuse_plan
 from weights.shapes import Shapes, eagle_shapes, target_shapes
 
 ARCHITECTURES = {
@@ -172,7 +171,4 @@ def random_tensors(shapes: Shapes, seed: int, dtype: torch.dtype) -> dict[str, T
         name: (torch.randn(shape, generator=generator) * 0.1).to(dtype)
         for name, shape in shapes.items()
     }
-    return {
-        name: torch.cat([pieces[part] for part in parts])
-        for name, parts in fuse_plan(list(shapes)).items()
-    }
+    return arranged(pieces)

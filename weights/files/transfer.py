@@ -1,8 +1,8 @@
-"""Bytes to tensors: read, cast to one dtype, fuse. The only place that moves weights.
+"""Bytes to tensors: read, and cast to one dtype.
 
-q, k, v become one product and gate, up another: fewer, larger matrices. Fused tensors are allocated
-first, then filled piece by piece. What a GPU takes as it is stored goes through pinned memory:
-threads read chunks into buffers that take turns, and the GPU copies. From pageable memory the
+The arranged tensors (arrange.py) are allocated first, then filled piece by piece. What a GPU takes
+as it is stored goes through pinned memory: threads read chunks into buffers that take turns, and
+the GPU copies. From pageable memory the
 driver copies one piece after another, however many threads ask: 16 GB take 1.6 s with 1 to 16
 threads, and 0.5 s this way (H200, files in the page cache).
 """
@@ -16,6 +16,7 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
+from weights.arrange import arrange
 from weights.bars import bar
 from weights.files.header import TORCH_DTYPES, TensorEntry
 from weights.files.reader import Reader, as_bytes
@@ -25,12 +26,6 @@ from weights.shapes import Shapes
 THREADS = 8
 BUFFERS = 2 * THREADS
 CHUNK = 8 << 20  # bytes of a buffer
-
-# which names make up one: their weights and biases are concatenated over rows
-FUSED: dict[str, tuple[str, ...]] = {
-    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
-}
 
 
 def read_tensors(
@@ -43,14 +38,10 @@ def read_tensors(
     device: torch.device | str,
     progress: bool,
 ) -> dict[str, Tensor]:
-    """Everything in `wanted` under the fused names; `log` notes casts, a terminal shows a bar."""
-    tensors: dict[str, Tensor] = {}
-    parts: dict[str, Tensor] = {}  # by unfused name: views of `tensors`
-    for name, pieces in fuse_plan(list(wanted)).items():
-        rows = [wanted[piece][0] for piece in pieces]
-        shape = (sum(rows), *wanted[pieces[0]][1:])
-        tensors[name] = torch.empty(shape, dtype=dtype, device=device)
-        parts |= zip(pieces, torch.split(tensors[name], rows), strict=True)
+    """Everything in `wanted` as `arrange` names it; `log` notes casts, a terminal shows a bar."""
+    plan = arrange(wanted)
+    tensors = plan.empty(dtype, device)
+    parts = plan.pieces(tensors)
     total = sum(held[name].num_bytes for name in wanted)
     options = {"total": total, "unit": "B", "unit_scale": True, "desc": reader.directory.name}
     with bar(is_wanted=progress, **options) as shown:
@@ -70,19 +61,6 @@ def read_tensors(
             new = str(dtype).removeprefix("torch.")
             log.note(f"{count} tensors stored as {kind} are cast to {new}")
     return tensors
-
-
-def fuse_plan(names: list[str]) -> dict[str, tuple[str, ...]]:
-    """Fused name -> the names to concatenate, in order; `names` are unfused and complete."""
-    return dict(map(_fused, names))
-
-
-def _fused(name: str) -> tuple[str, tuple[str, ...]]:
-    for whole, pieces in FUSED.items():
-        for piece in pieces:
-            if f".{piece}." in name:
-                return name.replace(piece, whole), tuple(name.replace(piece, p) for p in pieces)
-    return name, (name,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from specdec.kernels.tile_shapes import Kind, Product
 from specdec.models.products import products_of
-from weights.config import EagleConfig, LayerConfig, RopeConfig, TargetConfig
+from weights.config import EagleConfig, LayerKind, RopeConfig, TargetConfig
 
 DRAFT_VOCABULARY = 32000
 TAPS = (2, 8, 14)  # three of the target's layers; which ones makes no difference here
@@ -55,11 +55,10 @@ def known_products(name: str) -> list[Product]:
     sizes = KNOWN_MODELS[name]
     of_layer = sizes._asdict()
     vocab_size = of_layer.pop("vocab_size")
-    layer = LayerConfig(**of_layer, rms_norm_eps=1e-6, rope=RopeConfig())
+    layer = LayerKind(**of_layer, rms_norm_eps=1e-6, rope=RopeConfig())
     target = TargetConfig(
         model_type="llama",
-        layer=layer,
-        num_layers=1,
+        layers=(layer,),
         vocab_size=vocab_size,
         max_position_embeddings=1,
         has_tied_head=False,

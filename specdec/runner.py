@@ -14,7 +14,7 @@ from specdec.drafts.eagle import EagleDrafter
 from specdec.kernels.attention.arguments import workspace_size
 from specdec.kernels.attention.launch_plan import HeadShape, most_rows_in_parts
 from specdec.models.build import allocate_kv_cache, build_draft, build_target
-from specdec.models.llama import LlamaModel
+from specdec.models.decoder import DecoderModel
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, GraphFamilies
 from specdec.requests.row_start import GREEDY, RowStart, SamplingFlags
@@ -29,7 +29,7 @@ from specdec.scheduling.work import PromptPart
 from specdec.sizes import PLAIN, DraftShape, EngineSizes, chain
 from specdec.step import Acts
 from specdec.target import Target
-from weights.config import LayerConfig
+from weights.config import Heads
 from weights.load import LoadedEagle, LoadedTarget
 
 
@@ -69,8 +69,8 @@ class Runner:
         self.state = self._new_state(target, eagle)
         self.buffers = StepBuffers(_buffer_sizes(target, eagle, sizes), self._dtype, device)
         self.results = Results(self.buffers)
-        layers = [each.config.layer for each in (target, eagle) if each is not None]
-        self.heads = tuple(_head_shape(each, self._dtype) for each in layers)
+        configs = [each.config for each in (target, eagle) if each is not None]
+        self.heads = tuple(_head_shape(each.heads, self._dtype) for each in configs)
         self.graphs = GraphFamilies(
             graph_config or GraphConfig(), backend, sizes, eagle is not None
         )
@@ -227,9 +227,9 @@ class Runner:
     def _new_cache(self, model: LoadedTarget | LoadedEagle, num_tree_blocks: int) -> Tensor:
         config = model.config
         blocks = self.sizes.num_kv_blocks + num_tree_blocks
-        return allocate_kv_cache(config.layer, config.num_layers, blocks, self._dtype, self.device)
+        return allocate_kv_cache(config.heads, config.num_layers, blocks, self._dtype, self.device)
 
-    def _new_draft(self, eagle: LoadedEagle, target: LlamaModel) -> Drafter:
+    def _new_draft(self, eagle: LoadedEagle, target: DecoderModel) -> Drafter:
         assert self.graphs.draft is not None, "families without the draft's"
         if self._has_probs:
             K = self.sizes.num_speculative_tokens
@@ -256,9 +256,9 @@ class Runner:
         return ForwardContexts(kv_cache, *rows, bound, self._workspace, has_paths)
 
 
-def _head_shape(layer: LayerConfig, dtype: torch.dtype) -> HeadShape:
-    group = layer.num_heads // layer.num_kv_heads
-    return HeadShape(group, layer.num_kv_heads, layer.head_dim, dtype.itemsize)
+def _head_shape(heads: Heads, dtype: torch.dtype) -> HeadShape:
+    H, G, C = heads
+    return HeadShape(H // G, G, C, dtype.itemsize)
 
 
 def _workspace(
@@ -293,7 +293,7 @@ def _buffer_sizes(
     target: LoadedTarget, eagle: LoadedEagle | None, sizes: EngineSizes
 ) -> BufferSizes:
     taps = len(eagle.config.aux_boundaries) if eagle is not None else 0
-    hidden_size = target.config.layer.hidden_size
+    hidden_size = target.config.hidden_size
     return BufferSizes(
         max_tokens=sizes.max_num_rows,
         max_reqs=sizes.max_num_seqs,

@@ -15,7 +15,7 @@ from graphs.breakable import eager_break_during_capture
 from graphs.context import ForwardContext, set_forward_context
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.models.attention import finished_rows
-from specdec.models.llama import LlamaModel
+from specdec.models.decoder import DecoderModel
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, TargetGraphs, init_piecewise
 from specdec.rounds.buffers import StepBuffers
@@ -35,7 +35,7 @@ class Target:
     keeps_hidden: the draft reads what the last layer leaves, of all rows
     """
 
-    model: LlamaModel
+    model: DecoderModel
     contexts: ForwardContexts
     buffers: StepBuffers
     graphs: TargetGraphs
@@ -109,7 +109,7 @@ class Target:
         }
 
 
-def into_buffers(model: LlamaModel) -> Callable[..., None]:
+def into_buffers(model: DecoderModel) -> Callable[..., None]:
     """Wrap the model's forward for a graph: results go to tensors that it is given."""
 
     def forward(input_ids_T: Tensor, hidden_out_TD: Tensor, aux_out_TE: Tensor) -> None:
@@ -118,7 +118,7 @@ def into_buffers(model: LlamaModel) -> Callable[..., None]:
     return forward
 
 
-def finishing_decided(model: LlamaModel) -> Callable[..., None]:
+def finishing_decided(model: DecoderModel) -> Callable[..., None]:
     """Wrap it so that hidden states of rows that the context leaves out stay what they were.
 
     The rows differ from step to step, so the end is a break of graphs in pieces, where they have

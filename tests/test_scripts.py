@@ -15,7 +15,7 @@ from scripts.compare_commits import compared
 from specdec.bench import charts, serving
 from specdec.kernels.tables import read_table
 from specdec.kernels.tile_shapes import Product
-from specdec.models.llama import LlamaModel
+from specdec.models.decoder import DecoderModel
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -102,10 +102,10 @@ TINY_MATRIX = "demo --draft demo -k 3 --batch 2 --num-prompts 2 --num-alone 2 --
 
 @pytest.mark.parametrize("is_wrong", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_exact_matrix_compares_all_settings_with_plain_decoding(run, capsys, monkeypatch, is_wrong):
-    logits = LlamaModel.logits
+    logits = DecoderModel.logits
     if is_wrong:  # of one row other logits than beside others, though the same tokens
         monkeypatch.setattr(
-            LlamaModel, "logits", lambda model, x_TD: logits(model, x_TD) + (len(x_TD) > 1)
+            DecoderModel, "logits", lambda model, x_TD: logits(model, x_TD) + (len(x_TD) > 1)
         )
     with pytest.raises(SystemExit, match=str(int(is_wrong))):
         run("scripts.exact_matrix", *TINY_MATRIX.split(), "--contexts", "65", "--device", "cpu")

@@ -22,7 +22,7 @@ import importlib
 _PUBLIC = {
     name: module
     for module, names in {
-        "weights.config": ("EagleConfig", "LayerConfig", "RopeConfig", "TargetConfig"),
+        "weights.config": ("EagleConfig", "LayerKind", "RopeConfig", "TargetConfig"),
         "weights.demo": ("demo_directory", "demo_prompts"),
         "weights.errors": ("CheckpointError",),
         "weights.files.header": ("TensorEntry",),

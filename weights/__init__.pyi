@@ -1,4 +1,4 @@
-from weights.config import EagleConfig, LayerConfig, RopeConfig, TargetConfig
+from weights.config import EagleConfig, LayerKind, RopeConfig, TargetConfig
 from weights.demo import demo_directory, demo_prompts
 from weights.errors import CheckpointError
 from weights.files.header import TensorEntry
@@ -11,7 +11,7 @@ __all__ = [
     "CheckpointError",
     "EagleConfig",
     "Inspection",
-    "LayerConfig",
+    "LayerKind",
     "LoadedEagle",
     "LoadedTarget",
     "Resolved",

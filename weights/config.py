@@ -5,7 +5,7 @@ Letters: V target vocabulary, W draft vocabulary, D hidden, Dt target hidden, L 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +27,17 @@ class RopeConfig:
     truncate: bool = True
 
 
+class Heads(NamedTuple):
+    """What the shapes of a cache and of attention's kernels follow from."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerConfig:
-    """One Llama-shaped decoder layer; target and draft layers are both described by it."""
+class LayerKind:
+    """What a decoder layer is; layers of one kind differ by their weights alone."""
 
     hidden_size: int
     intermediate_size: int
@@ -43,14 +51,17 @@ class LayerConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
 
+    @property
+    def heads(self) -> Heads:
+        return Heads(self.num_heads, self.num_kv_heads, self.head_dim)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetConfig:
     """A target of a known family (families/table.py)."""
 
     model_type: str
-    layer: LayerConfig
-    num_layers: int
+    layers: tuple[LayerKind, ...]  # of one width and one shape of heads
     vocab_size: int
     max_position_embeddings: int
     has_tied_head: bool
@@ -58,6 +69,26 @@ class TargetConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]  # config.json and generation_config.json together
     sliding_window: int | None = None  # of some layer; the engine refuses longer contexts
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The kinds of layers, each once, in the order of their first layers."""
+        return tuple(dict.fromkeys(self.layers))
+
+    @property
+    def hidden_size(self) -> int:
+        return self.layers[0].hidden_size
+
+    @property
+    def heads(self) -> Heads:
+        """The heads that all layers have."""
+        found = {kind.heads for kind in self.kinds}
+        assert len(found) == 1, f"layers with different heads: {found}"
+        return self.layers[0].heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +112,7 @@ class EagleConfig:
     """
 
     format: str  # for reports: "eagle-1", "eagle-3", "specforge", "speculators-eagle3", ...
-    layer: LayerConfig
+    layer: LayerKind
     num_layers: int
     vocab_size: int  # V
     draft_vocab_size: int  # W
@@ -103,3 +134,7 @@ class EagleConfig:
     has_own_head: bool = True
     has_d2t: bool = False
     sliding_window: int | None = None  # of the draft's own attention, as in TargetConfig
+
+    @property
+    def heads(self) -> Heads:
+        return self.layer.heads

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from weights.config import LayerConfig
+from weights.config import LayerKind
 from weights.errors import Problems
 from weights.files.guard import read_object
 
@@ -167,7 +167,7 @@ def check_size(name: str, value: int, source: str, problems: Problems) -> None:
         problems.add(line, fatal=True)
 
 
-def check_layer(layer: LayerConfig, head_dim_source: str, fields: Fields) -> None:
+def check_layer(layer: LayerKind, head_dim_source: str, fields: Fields) -> None:
     """Check what no single key states, and switches that not every family and format reads."""
     for key in ("attention_bias", "mlp_bias"):
         fields.find(bool, key)

@@ -167,7 +167,7 @@ def _is_equal(mine: Tensor, theirs: Tensor) -> bool:
 def _tied_copy(config: TargetConfig, held: dict[str, TensorEntry]) -> Shapes:
     """A tied target may still carry its head; it must then equal the embedding."""
     if config.has_tied_head and "lm_head.weight" in held:
-        return {"lm_head.weight": (config.vocab_size, config.layer.hidden_size)}
+        return {"lm_head.weight": (config.vocab_size, config.hidden_size)}
     return {}
 
 

@@ -5,7 +5,7 @@
 
 from collections.abc import Container, Mapping
 
-from weights.config import EagleConfig, LayerConfig, TargetConfig
+from weights.config import EagleConfig, LayerKind, TargetConfig
 from weights.errors import Problems
 from weights.files.header import FLOAT_DTYPES, INTEGER_DTYPES, TensorEntry
 
@@ -25,16 +25,16 @@ MOST_FILES = 4  # of those that lack a tensor, in its line
 
 
 def target_shapes(config: TargetConfig) -> Shapes:
-    layer = config.layer
-    vocab = (config.vocab_size, layer.hidden_size)
-    shapes: Shapes = {"embed_tokens.weight": vocab, "norm.weight": (layer.hidden_size,)}
-    for i in range(config.num_layers):
-        shapes |= layer_shapes(f"layers.{i}.", layer, layer.hidden_size)
+    D = config.hidden_size
+    vocab = (config.vocab_size, D)
+    shapes: Shapes = {"embed_tokens.weight": vocab, "norm.weight": (D,)}
+    for i, kind in enumerate(config.layers):
+        shapes |= layer_shapes(f"layers.{i}.", kind, D)
     return shapes if config.has_tied_head else shapes | {"lm_head.weight": vocab}
 
 
 def layer_shapes(
-    prefix: str, layer: LayerConfig, entry_width: int, has_input_layernorm: bool = True
+    prefix: str, layer: LayerKind, entry_width: int, has_input_layernorm: bool = True
 ) -> Shapes:
     """One decoder layer; its attention reads `entry_width` channels (EAGLE-3's first layer: 2D)."""
     D = layer.hidden_size

@@ -1,14 +1,14 @@
 """Targets: what config.json says about a model of a known family (families/table.py)."""
 
-from weights.config import LayerConfig, TargetConfig
+from weights.config import TargetConfig
 from weights.errors import Problems
 from weights.families.family import Family
+from weights.families.kinds import read_layers
 from weights.families.table import FAMILIES
 from weights.fields import (
     INTEGERS,
     Fields,
     Range,
-    check_layer,
     layer_types,
     read_json_object,
     refuse_values,
@@ -18,7 +18,6 @@ from weights.files.header import FLOAT_DTYPES
 from weights.files.reader import Reader
 from weights.rename import TARGET_ROWS, Row
 from weights.report import Log
-from weights.rope import read_rope, rope_source
 
 CONFIG = "config.json"
 MAX_WINDOW_LAYERS = 28  # layers before the first window, where config.json does not say
@@ -44,8 +43,7 @@ def resolve_target(reader: Reader, log: Log) -> TargetConfig:
     length = family.max_position_embeddings
     config = TargetConfig(
         model_type=_model_type(fields),
-        layer=_layer(fields, family, log),
-        num_layers=fields.need(int, "num_hidden_layers"),
+        layers=read_layers(fields, family, _num_layers(reader, fields), log),
         vocab_size=vocab_size,
         max_position_embeddings=fields.get(int, "max_position_embeddings", length),
         has_tied_head=fields.get(bool, "tie_word_embeddings", False),
@@ -60,11 +58,18 @@ def resolve_target(reader: Reader, log: Log) -> TargetConfig:
     log.add("dtype", config.dtype, "embed_tokens.weight")
     keys = ("layer_types", family.window_switch, "sliding_window")
     log.add("sliding_window", config.sliding_window, fields.source(*filter(None, keys)))
-    if config.num_layers > len(reader.entries):
-        counts = f"{config.num_layers} layers, but only {len(reader.entries)} tensors"
-        problems.add(f"{fields.source('num_hidden_layers')}: {counts}", fatal=True)
     problems.raise_if_fatal()
     return config
+
+
+def _num_layers(reader: Reader, fields: Fields) -> int:
+    """The number of layers; a problem, and none, if there are fewer tensors."""
+    num_layers = fields.need(int, "num_hidden_layers")
+    if num_layers <= len(reader.entries):
+        return num_layers
+    counts = f"{num_layers} layers, but only {len(reader.entries)} tensors"
+    fields.problems.add(f"{fields.source('num_hidden_layers')}: {counts}", fatal=True)
+    return 0
 
 
 def stored_dtype(reader: Reader) -> str:
@@ -99,39 +104,6 @@ def _family(fields: Fields) -> Family:
     refuse_values(fields, SUPPORTED)
     fields.problems.raise_if_fatal()
     return family
-
-
-def _layer(fields: Fields, family: Family, log: Log) -> LayerConfig:
-    hidden_size = fields.need(int, "hidden_size")
-    num_heads = fields.need(int, "num_attention_heads")
-    head_dim = family.head_dim or hidden_size // max(num_heads, 1)
-    layer = LayerConfig(
-        hidden_size=hidden_size,
-        intermediate_size=fields.need(int, "intermediate_size"),
-        num_heads=num_heads,
-        num_kv_heads=fields.get(int, "num_key_value_heads", num_heads),
-        head_dim=fields.get(int, "head_dim", head_dim),
-        rms_norm_eps=fields.get(float, "rms_norm_eps", 1e-6),
-        rope=read_rope(fields),
-        qkv_bias=_switch(fields, family.qkv_bias),
-        o_bias=_switch(fields, family.o_bias),
-        mlp_bias=_switch(fields, family.mlp_bias),
-        qk_norm=family.qk_norm,
-    )
-    check_layer(layer, fields.source("head_dim"), fields)
-    log.add_read(fields, layer, hidden_size="hidden_size", intermediate_size="intermediate_size")
-    log.add_read(fields, layer, num_heads="num_attention_heads", num_kv_heads="num_key_value_heads")
-    log.add_read(fields, layer, head_dim="head_dim", rms_norm_eps="rms_norm_eps")
-    log.add("rope", layer.rope, rope_source(fields))
-    for name in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm"):
-        switch = getattr(family, name)
-        source = fields.source(switch) if isinstance(switch, str) else "the model family"
-        log.add(name, getattr(layer, name), source)
-    return layer
-
-
-def _switch(fields: Fields, switch: bool | str) -> bool:
-    return fields.get(bool, switch, False) if isinstance(switch, str) else switch
 
 
 def _eos_token_ids(reader: Reader, fields: Fields, vocab_size: int, log: Log) -> tuple[int, ...]:

@@ -1,1 +1,1 @@
-"""Models: one Llama-family target and one EAGLE draft, built of the same layers."""
+"""Models: one decoder for all targets and one EAGLE draft, built of the same layers."""

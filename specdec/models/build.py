@@ -7,28 +7,30 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specdec.models.decoder import DecoderModel
 from specdec.models.eagle import EagleModel
-from specdec.models.llama import LlamaModel
 from specdec.models.rope import rope_tables
 from specdec.sizes import BLOCK_SIZE
-from weights.config import LayerConfig
+from weights.config import Heads
 from weights.load import LoadedEagle, LoadedTarget
 
 
 def build_target(
     target: LoadedTarget, taps: Sequence[int], max_model_len: int, device: torch.device
-) -> LlamaModel:
+) -> DecoderModel:
     """Build the target's module around the loaded tensors."""
-    rope = rope_tables(target.config.layer, max_model_len, device)
+    # one for each rope: all layers have the same width of heads
+    ropes = {kind.rope: kind for kind in target.config.kinds}
+    tables = {rope: rope_tables(kind, max_model_len, device) for rope, kind in ropes.items()}
     with torch.device("meta"):
-        model = LlamaModel(target.config, rope, taps)
+        model = DecoderModel(target.config, tables, taps)
     tensors = {"lm_head.weight": target.tensors["embed_tokens.weight"]} | target.tensors
     model.load_state_dict(tensors, strict=True, assign=True)
     return model
 
 
 def build_draft(
-    eagle: LoadedEagle, target: LlamaModel, max_model_len: int, device: torch.device
+    eagle: LoadedEagle, target: DecoderModel, max_model_len: int, device: torch.device
 ) -> EagleModel:
     """Build the draft's module around the loaded tensors; the target lends what it lacks."""
     rope = rope_tables(eagle.config.layer, max_model_len, device)
@@ -45,13 +47,13 @@ def build_draft(
 
 
 def allocate_kv_cache(
-    layer: LayerConfig, num_layers: int, num_blocks: int, dtype: torch.dtype, device: torch.device
+    heads: Heads, num_layers: int, num_blocks: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """Allocate [L, 2, N + 1, G, S, C]: each layer's keys and values; block N is for padding.
 
     num_blocks: N, including those after the pool for nodes that have siblings
     """
-    shape = (num_layers, 2, num_blocks + 1, layer.num_kv_heads, BLOCK_SIZE, layer.head_dim)
+    shape = (num_layers, 2, num_blocks + 1, heads.num_kv_heads, BLOCK_SIZE, heads.head_dim)
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # on a CPU most of it is never used: pages read as zeros, and take memory once they are written
@@ -59,6 +61,6 @@ def allocate_kv_cache(
     return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
-def bytes_per_block(layer: LayerConfig, num_layers: int, dtype: torch.dtype) -> int:
+def bytes_per_block(heads: Heads, num_layers: int, dtype: torch.dtype) -> int:
     """Count the bytes of one block over all layers of one model, keys and values."""
-    return num_layers * 2 * layer.num_kv_heads * BLOCK_SIZE * layer.head_dim * dtype.itemsize
+    return num_layers * 2 * heads.num_kv_heads * BLOCK_SIZE * heads.head_dim * dtype.itemsize

@@ -1,4 +1,4 @@
-"""The parts of a Llama-shaped decoder layer, by the checkpoint's names, for target and draft.
+"""The parts of a decoder layer, by the checkpoint's names, for target and draft.
 
 Every product, norm and activation goes through specdec.kernels, whose rows do not depend on their
 neighbours. Letters: T rows, D hidden, H query heads, G kv heads, C channels per head, I mlp width.
@@ -13,7 +13,7 @@ from specdec.kernels.norms import add_rms_norm, rms_norm
 from specdec.kernels.rotate_and_store import HeadNorms
 from specdec.kernels.take_rows import take_rows
 from specdec.models.attention import attend, room_for, store_kv
-from weights.config import LayerConfig
+from weights.config import LayerKind
 
 
 class Linear(nn.Module):
@@ -65,7 +65,7 @@ class Attention(nn.Module):
     """Self-attention over the paged cache. num_in: 2 D in the first layer of an EAGLE-3 draft."""
 
     def __init__(
-        self, config: LayerConfig, index: int, rope: tuple[Tensor, Tensor], num_in: int
+        self, config: LayerKind, index: int, rope: tuple[Tensor, Tensor], num_in: int
     ) -> None:
         super().__init__()
         H = config.num_heads
@@ -105,7 +105,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU over one fused gate and up product."""
 
-    def __init__(self, config: LayerConfig) -> None:
+    def __init__(self, config: LayerKind) -> None:
         super().__init__()
         D = config.hidden_size
         I = config.intermediate_size

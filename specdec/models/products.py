@@ -5,10 +5,11 @@ compares this with what they call.
 """
 
 import torch
+from torch import nn
 
 from specdec.kernels.tile_shapes import Kind, Product
+from specdec.models.decoder import DecoderModel
 from specdec.models.eagle import EagleModel
-from specdec.models.llama import LlamaModel
 from weights.config import EagleConfig, TargetConfig
 
 KINDS: dict[str, Kind] = {  # by the module that has the weight
@@ -21,7 +22,8 @@ def products_of(target: TargetConfig, eagle: EagleConfig | None, dtype: str) -> 
     """List the products in the order of a pass; dtype: of the weights, "bfloat16"."""
     with torch.device("meta"):
         rope = torch.empty(0), torch.empty(0)
-        models = [LlamaModel(target, rope), *([] if eagle is None else [EagleModel(eagle, rope)])]
+        models: list[nn.Module] = [DecoderModel(target, {each.rope: rope for each in target.kinds})]
+        models += [] if eagle is None else [EagleModel(eagle, rope)]
     found: dict[Product, None] = {}
     for model in models:
         for name, weight in model.named_parameters():

@@ -9,11 +9,11 @@ import math
 import torch
 from torch import Tensor
 
-from weights.config import LayerConfig, RopeConfig
+from weights.config import LayerKind, RopeConfig
 
 
 def rope_tables(
-    layer: LayerConfig, num_positions: int, device: torch.device
+    layer: LayerKind, num_positions: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Compute cos and sin, each [num_positions, head_dim / 2], in float32 on the CPU; move them."""
     rope, C = layer.rope, layer.head_dim

@@ -23,7 +23,7 @@ from specdec.kernels.gumbel import BONUS, COIN, RESIDUAL, TARGET, uniform_ref
 from specdec.kernels.mask_rows import mask_rows
 from specdec.kernels.support_floor import support_floor
 from specdec.kernels.tiles import empty_rows
-from specdec.models.llama import LlamaModel
+from specdec.models.decoder import DecoderModel
 from specdec.rounds.buffers import StepBuffers
 from specdec.rounds.logprobs import (
     ROWS_AT_ONCE,
@@ -49,7 +49,7 @@ class Sampler:
     d2t: the draft's target ids, None: it has the target's.
     """
 
-    model: LlamaModel
+    model: DecoderModel
     buffers: StepBuffers
     state: RequestState
     rule: str

@@ -13,7 +13,7 @@ from specdec.requests.tokenizer import Tokenizer
 from specdec.requests.tokenizer_files import vocabulary_name
 from specdec.sizes import BLOCK_SIZE, MAX_STOP_IDS, MAX_TREE_REQUESTS, EngineSizes
 from specdec.start.speculation import Drafting
-from weights.config import EagleConfig, LayerConfig, TargetConfig
+from weights.config import EagleConfig, Heads, RopeConfig, TargetConfig
 from weights.errors import Problems, shown
 
 GIB = 1 << 30
@@ -92,12 +92,12 @@ def check_length(sizes: EngineSizes, block: int, memory: int) -> None:
         )
 
 
-def check_heads(role: str, layer: LayerConfig, dtype: torch.dtype, device: torch.device) -> None:
+def check_heads(role: str, heads: Heads, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse heads that are too wide for attention on a GPU; on a CPU any are fine."""
     most = MOST_BYTES // dtype.itemsize
-    if device.type == "cuda" and layer.head_dim > most:
+    if device.type == "cuda" and heads.head_dim > most:
         raise ValueError(
-            f"the {role}'s head_dim={layer.head_dim}: attention on a GPU takes at most {most} "
+            f"the {role}'s head_dim={heads.head_dim}: attention on a GPU takes at most {most} "
             f"in {dtype}; give device='cpu'"
         )
 
@@ -108,7 +108,11 @@ def longest_context(target: TargetConfig) -> tuple[int, str]:
     As in vLLM, a scaled rope lengthens it (llama3 does not: its configs have the length raised).
     """
     length = target.max_position_embeddings
-    rope = target.layer.rope
+    return min(_reach(kind.rope, length) for kind in target.kinds)
+
+
+def _reach(rope: RopeConfig, length: int) -> tuple[int, str]:
+    """Find how far one rope reaches, and where that comes from."""
     bases = {"linear": length, "yarn": rope.original_max_position_embeddings}
     base = bases.get(rope.kind) or 0
     scaled = int(base * rope.factor)

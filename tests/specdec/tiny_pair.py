@@ -26,7 +26,7 @@ from tests.weights.tiny import tiny_target, write_target
 from weights import (
     BindingReport,
     EagleConfig,
-    LayerConfig,
+    LayerKind,
     LoadedEagle,
     LoadedTarget,
     TargetConfig,
@@ -73,14 +73,16 @@ def on_disk(directory: Path, config: TargetConfig, seed: int = 0, **keys: object
 
 
 def changed(config: Config, **changes: object) -> Config:
-    """A target's or a draft's config with other values; keys of LayerConfig go to its layer."""
-    of_layer = {field.name for field in dataclasses.fields(LayerConfig)}
-    layer = dataclasses.replace(
-        config.layer, **{key: value for key, value in changes.items() if key in of_layer}
-    )
-    return dataclasses.replace(
-        config, layer=layer, **{k: v for k, v in changes.items() if k not in of_layer}
-    )
+    """A target's or a draft's config with other values; keys of LayerKind go to its layers."""
+    of_layer = {field.name for field in dataclasses.fields(LayerKind)}
+    in_layers = {key: value for key, value in changes.items() if key in of_layer}
+    others = {key: value for key, value in changes.items() if key not in of_layer}
+    if isinstance(config, TargetConfig):
+        num_layers = others.pop("num_layers", config.num_layers)
+        others["layers"] = (dataclasses.replace(config.layers[0], **in_layers),) * num_layers
+    else:
+        others["layer"] = dataclasses.replace(config.layer, **in_layers)
+    return dataclasses.replace(config, **others)
 
 
 def random_draft(config: EagleConfig) -> LoadedEagle:

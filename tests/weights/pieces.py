@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from weights import EagleConfig, LayerConfig, LoadedTarget, RopeConfig
+from weights import EagleConfig, LayerKind, LoadedTarget, RopeConfig
 from weights.arrange import arrange
 
 Tensors = dict[str, Tensor]
@@ -15,7 +15,7 @@ Json = dict[str, object]
 LENGTH = "original_max_position_embeddings"
 
 
-def unfuse(layer: LayerConfig, tensors: Tensors) -> Tensors:
+def unfuse(layer: LayerKind, tensors: Tensors) -> Tensors:
     """Split qkv_proj and gate_up_proj by rows; everything else as it is."""
     query = layer.num_heads * layer.head_dim
     kv = layer.num_kv_heads * layer.head_dim

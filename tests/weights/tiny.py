@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.weights.pieces import arranged, rope_keys, unfuse
-from weights import BindingReport, EagleConfig, LayerConfig, LoadedTarget, RopeConfig, TargetConfig
+from weights import BindingReport, EagleConfig, LayerKind, LoadedTarget, RopeConfig, TargetConfig
 from weights.shapes import Shapes, eagle_shapes, target_shapes
 
 ARCHITECTURES = {
@@ -25,7 +25,7 @@ BIASES = {
     "qwen3": (False, False, True),
 }
 
-LAYER = LayerConfig(
+LAYER = LayerKind(
     hidden_size=32,
     intermediate_size=48,
     num_heads=4,
@@ -43,8 +43,7 @@ def tiny_target(
     qkv_bias, o_bias, qk_norm = BIASES[model_type]
     config = TargetConfig(
         model_type=model_type,
-        layer=dataclasses.replace(LAYER, qkv_bias=qkv_bias, o_bias=o_bias, qk_norm=qk_norm),
-        num_layers=8,
+        layers=(dataclasses.replace(LAYER, qkv_bias=qkv_bias, o_bias=o_bias, qk_norm=qk_norm),) * 8,
         vocab_size=96,
         max_position_embeddings=256,
         has_tied_head=has_tied_head,
@@ -70,7 +69,7 @@ def write_target(
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2]}))
     pieces = {
         name if name == "lm_head.weight" else f"model.{name}": tensor
-        for name, tensor in unfuse(target.config.layer, target.tensors).items()
+        for name, tensor in unfuse(target.config.layers[0], target.tensors).items()
     }
     if num_shards == 1:
         save_file(pieces, directory / "model.safetensors")
@@ -86,7 +85,7 @@ def write_target(
 
 
 def target_keys(config: TargetConfig) -> dict[str, object]:
-    layer = config.layer
+    layer = config.layers[0]
     return {
         "architectures": [ARCHITECTURES[config.model_type]],
         "model_type": config.model_type,
@@ -110,14 +109,14 @@ def target_keys(config: TargetConfig) -> dict[str, object]:
 
 
 def eagle3_config(target: LoadedTarget, **changes: object) -> EagleConfig:
-    """A reference EAGLE-3 draft for `target`; `changes` of LayerConfig's fields go to its layer."""
+    """A reference EAGLE-3 draft for `target`; `changes` of LayerKind's fields go to its layer."""
     base = EagleConfig(
         format="any",
-        layer=dataclasses.replace(LAYER, hidden_size=target.config.layer.hidden_size, head_dim=8),
+        layer=dataclasses.replace(LAYER, hidden_size=target.config.hidden_size, head_dim=8),
         num_layers=1,
         vocab_size=target.config.vocab_size,
         draft_vocab_size=40,
-        target_hidden_size=target.config.layer.hidden_size,
+        target_hidden_size=target.config.hidden_size,
         max_position_embeddings=64,
         aux_boundaries=(2, 4, 5),
         entry="qkv",
@@ -144,7 +143,7 @@ def eagle1_config(target: LoadedTarget, **changes: object) -> EagleConfig:
 
 
 def _changed(config: EagleConfig, changes: dict[str, object]) -> EagleConfig:
-    of_layer = {field.name for field in dataclasses.fields(LayerConfig)}
+    of_layer = {field.name for field in dataclasses.fields(LayerKind)}
     layer = dataclasses.replace(
         config.layer, **{key: value for key, value in changes.items() if key in of_layer}
     )

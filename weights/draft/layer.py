@@ -1,6 +1,6 @@
 """A draft's decoder layer: sizes from tensor shapes; head counts, eps and rope from its config."""
 
-from weights.config import LayerConfig
+from weights.config import LayerKind
 from weights.draft.sources import Sources
 from weights.fields import check_layer
 from weights.rope import read_rope, rope_source
@@ -20,7 +20,7 @@ INTERMEDIATE_SIZE = {
     f"{MLP}gate_proj.weight": 0,
     f"{MLP}up_proj.weight": 0,
 }
-# field of LayerConfig -> tensors that only such a layer has
+# field of LayerKind -> tensors that only such a layer has
 SWITCHES = {
     "qkv_bias": [f"{ATTENTION}{name}_proj.bias" for name in "qkv"],
     "o_bias": [f"{ATTENTION}o_proj.bias"],
@@ -29,14 +29,14 @@ SWITCHES = {
 }
 
 
-def resolve_layer(sources: Sources) -> LayerConfig:
+def resolve_layer(sources: Sources) -> LayerKind:
     fields = sources.fields
     log = sources.log
     hidden_size = sources.number("hidden_size", sources.dims(HIDDEN_SIZE))
     num_heads = fields.need(int, "num_attention_heads")
     num_kv_heads = fields.get(int, "num_key_value_heads", num_heads)
     mlp_sizes = sources.dims(INTERMEDIATE_SIZE)
-    layer = LayerConfig(
+    layer = LayerKind(
         hidden_size=hidden_size,
         intermediate_size=sources.number("intermediate_size", mlp_sizes, note_only=True),
         num_heads=num_heads,

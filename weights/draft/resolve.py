@@ -132,7 +132,7 @@ def _target_hidden_size(sources: Sources, hidden_size: int) -> int:
     if written is None:
         written = hidden_size
         source = f"the draft's hidden_size (config.json and {file_names(sources.held)})"
-    actual = written if target is None else target.layer.hidden_size
+    actual = written if target is None else target.hidden_size
     sources.log.add("target_hidden_size", actual, source if target is None else "the target")
     if written != actual:
         line = f"a draft for another hidden size: {source} says {written}, the target's is {actual}"

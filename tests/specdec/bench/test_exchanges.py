@@ -65,8 +65,7 @@ def noted(monkeypatch):
 
 
 def shapes(pair, B, Q, L):
-    layer = pair.target.config.layer
-    H, G, C = layer.num_heads, layer.num_kv_heads, layer.head_dim
+    H, G, C = pair.target.config.heads
     return (B, H, Q, C), (B, G, L, C)
 
 

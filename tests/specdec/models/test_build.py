@@ -18,11 +18,11 @@ def resident_bytes():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cache_takes_the_memory_that_is_written(dtype):
-    layer = tiny_target("llama").config.layer
-    num_blocks = (1 << 30) // bytes_per_block(layer, 2, dtype)
+    heads = tiny_target("llama").config.heads
+    num_blocks = (1 << 30) // bytes_per_block(heads, 2, dtype)
     before = resident_bytes()
-    cache = allocate_kv_cache(layer, 2, num_blocks, dtype, torch.device("cpu"))
-    G, C = layer.num_kv_heads, layer.head_dim
+    cache = allocate_kv_cache(heads, 2, num_blocks, dtype, torch.device("cpu"))
+    G, C = heads.num_kv_heads, heads.head_dim
     assert cache.shape == (2, 2, num_blocks + 1, G, BLOCK_SIZE, C)
     assert cache.dtype == dtype
     assert not cache[:, :, -1].any()

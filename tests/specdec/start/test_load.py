@@ -3,7 +3,6 @@
 import json
 import shutil
 import time
-from dataclasses import replace
 
 import pytest
 import torch
@@ -89,8 +88,8 @@ def test_the_longest_length_named_is_one_that_fits():
 def test_heads_that_no_gpu_has_room_for_name_the_widest():
     gpu = torch.device("cuda")
     for head_dim, dtype in ((512, torch.bfloat16), (256, torch.float32), (96, torch.float16)):
-        check_heads("draft", replace(LAYER, head_dim=head_dim), dtype, gpu)
-    wide = replace(LAYER, head_dim=514)
+        check_heads("draft", LAYER.heads._replace(head_dim=head_dim), dtype, gpu)
+    wide = LAYER.heads._replace(head_dim=514)
     check_heads("target", wide, torch.float32, torch.device("cpu"))
     with pytest.raises(ValueError, match=r"the draft's head_dim=514: .* at most 512 in torch\.bfl"):
         check_heads("draft", wide, torch.bfloat16, gpu)

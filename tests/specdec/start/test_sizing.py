@@ -14,8 +14,8 @@ from weights import RopeConfig
 def max_model_len(rope, given=None):
     """Of a target with max_position_embeddings=256."""
     target = tiny_target().config
-    layer = dataclasses.replace(target.layer, rope=rope)
-    target = dataclasses.replace(target, layer=layer)
+    kind = dataclasses.replace(target.layers[0], rope=rope)
+    target = dataclasses.replace(target, layers=(kind,) * target.num_layers)
     drafting = drafting_of(None, has_graphs=False)
     return largest_sizes(EngineConfig(max_model_len=given), drafting, target, None).max_model_len
 

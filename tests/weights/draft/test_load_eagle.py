@@ -249,8 +249,8 @@ def test_everything_wrong_comes_in_one_error(head):
 )
 @pytest.mark.parametrize("format", ["eagle-3", "eagle-1"])
 def test_a_draft_for_another_target_is_refused(tmp_path, format, width, vocab_size, words):
-    layer = dataclasses.replace(TARGET.config.layer, hidden_size=width)
-    other = dataclasses.replace(TARGET.config, layer=layer, vocab_size=vocab_size)
+    layer = dataclasses.replace(TARGET.config.layers[0], hidden_size=width)
+    other = dataclasses.replace(TARGET.config, layers=(layer,) * 8, vocab_size=vocab_size)
     config = eagle1_config(TARGET) if format == "eagle-1" else eagle3_config(TARGET)
     text = Head(tmp_path, format, config).refusal(dataclasses.replace(TARGET, config=other))
     assert f"a draft for another {words}" in text
@@ -303,9 +303,10 @@ def test_an_attention_bias_without_tensors_is_not_built(head):
 
 
 def test_rope_is_the_drafts_own_never_the_targets(head):
-    rope = dataclasses.replace(TARGET.config.layer.rope, theta=5e5)
-    layer = dataclasses.replace(TARGET.config.layer, rope=rope)
-    target = dataclasses.replace(TARGET, config=dataclasses.replace(TARGET.config, layer=layer))
+    rope = dataclasses.replace(TARGET.config.layers[0].rope, theta=5e5)
+    layer = dataclasses.replace(TARGET.config.layers[0], rope=rope)
+    config = dataclasses.replace(TARGET.config, layers=(layer,) * 8)
+    target = dataclasses.replace(TARGET, config=config)
     del head.keys["rope_theta"]
     assert head.load(target).config.layer.rope.theta == 10000.0
 

@@ -1,11 +1,11 @@
-"""The target: Llama, Mistral, Qwen2 or Qwen3 by the fields of LayerConfig.
+"""The target of any family: a layer does what its kind says (weights/config.py).
 
 A layer leaves its last product unfinished; the next norm finishes it and adds it to the residual
 stream. `tap` writes the stream that enters a layer into a buffer that an EAGLE-3 draft reads.
 Letters: T rows, D hidden, E = taps x D, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -13,16 +13,18 @@ from torch import Tensor, nn
 
 from specdec.kernels.linear import Sums, linear
 from specdec.models.layers import MLP, Attention, Embedding, RMSNorm
-from weights.config import LayerConfig, TargetConfig
+from weights.config import LayerKind, RopeConfig, TargetConfig
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: LayerConfig, index: int, rope: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, kind: LayerKind, index: int, rope: tuple[Tensor, Tensor]) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, index, rope, config.hidden_size)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
+        self.kind = kind
+        self.index = index
+        self.input_layernorm = RMSNorm(kind.hidden_size, kind.rms_norm_eps)
+        self.self_attn = Attention(kind, index, rope, kind.hidden_size)
+        self.post_attention_layernorm = RMSNorm(kind.hidden_size, kind.rms_norm_eps)
+        self.mlp = MLP(kind)
 
     def forward(self, normed_TD: Tensor, stream_TD: Tensor) -> tuple[Sums, Tensor]:
         """Take the entering stream and its norm to the last product and the stream to add it to."""
@@ -37,19 +39,26 @@ class DecoderLayer(nn.Module):
         return self.mlp(normed_XD), stream_XD
 
 
-class LlamaModel(nn.Module):
-    """aux_boundaries: layers whose entering stream is tapped, by column; L: after the last one."""
+class DecoderModel(nn.Module):
+    """A decoder whose streams can be tapped.
+
+    ropes:          the tables of each rope that a layer has
+    aux_boundaries: layers whose entering stream is tapped, by column; L: after the last one
+    """
 
     def __init__(
-        self, config: TargetConfig, rope: tuple[Tensor, Tensor], aux_boundaries: Sequence[int] = ()
+        self,
+        config: TargetConfig,
+        ropes: Mapping[RopeConfig, tuple[Tensor, Tensor]],
+        aux_boundaries: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.columns = {boundary: i for i, boundary in enumerate(aux_boundaries)}
-        D = config.layer.hidden_size
+        D = config.hidden_size
         self.embed_tokens = Embedding(config.vocab_size, D)
-        layers = [DecoderLayer(config.layer, i, rope) for i in range(config.num_layers)]
+        layers = [DecoderLayer(kind, i, ropes[kind.rope]) for i, kind in enumerate(config.layers)]
         self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(D, config.layer.rms_norm_eps)
+        self.norm = RMSNorm(D, layers[-1].kind.rms_norm_eps)
         first_norm, *next_norms = (layer.input_layernorm for layer in layers)
         # in containers: these are parts of their layers, not further modules
         self._first_norm = (first_norm,)
@@ -68,9 +77,9 @@ class LlamaModel(nn.Module):
         if embedding_tap_TD is not None:
             embedding_tap_TD.copy_(stream_TD)
         *path, (last, _) = self._path
-        for i, (layer, norm) in enumerate(path):
+        for layer, norm in path:
             sums, stream_TD = layer(normed_TD, stream_TD)
-            normed_TD, stream_TD = norm.add(sums, stream_TD, self.tap(i + 1, aux_out_TE))
+            normed_TD, stream_TD = norm.add(sums, stream_TD, self.tap(layer.index + 1, aux_out_TE))
         return last.self_attn.store(normed_TD), stream_TD
 
     def finish(
@@ -85,17 +94,27 @@ class LlamaModel(nn.Module):
         aux_out: where a tap after the last layer goes, of all rows; None: there is none
         """
         last, norm = self._path[-1]
-        tap_TD = None if aux_out_TE is None else self.tap(len(self._path), aux_out_TE)
+        tap_TD = None if aux_out_TE is None else self.tap(last.index + 1, aux_out_TE)
         sums, stream_XD = last.finish(q_THC, stream_TD, rows_X)
         normed_XD, _ = norm.add(sums, stream_XD, tap_TD)
         return normed_XD
 
     @contextmanager
     def shortened(self) -> Iterator[None]:
-        """End forwards of the body a layer after their first tap: others run the same kernels."""
+        """Leave layers out of the body's forwards that run the same kernels as others.
+
+        A layer after the first tap stays, one of every kind, and as the last one of the last's.
+        """
         path = self._path
         first_tap = min((boundary for boundary in self.columns if boundary > 0), default=0)
         self._path = path[: max(first_tap, 1) + 1]
+        seen = {layer.kind for layer, _ in self._path}
+        for layer, norm in path[len(self._path) :]:
+            if layer.kind not in seen:
+                seen.add(layer.kind)
+                self._path.append((layer, norm))
+        if self._path[-1][0].kind != path[-1][0].kind:
+            self._path.append(path[-1])
         try:
             yield
         finally:

@@ -105,7 +105,7 @@ def test_attention_of_a_gpu_gives_heads_of_96_the_same_tokens(tmp_path, monkeypa
 
 def small_draft(target):
     """Whose heads are half as wide."""
-    head_dim = target.config.layer.head_dim // 2
+    head_dim = target.config.heads.head_dim // 2
     return random_draft(eagle3_config(target, aux_boundaries=(1, 2, 4), head_dim=head_dim))
 
 

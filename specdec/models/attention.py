@@ -35,7 +35,7 @@ class AttentionMetadata:
     finished: tuple[QueryRows, ...] = field(default=(), metadata={"live": True})
 
 
-@opaque(lambda qkv, rope, norms, layer, has_queries: _empty_queries(qkv))
+@opaque(lambda qkv, rope, norms, layer, has_queries: _empty_queries(qkv, layer))
 def store_kv(
     qkv: Sums,
     rope: tuple[Tensor, Tensor],
@@ -83,8 +83,8 @@ def finished_rows() -> Tensor | None:
     return _metadata().finished_rows
 
 
-def _empty_queries(qkv: Sums) -> Tensor:
-    cache = _metadata().layer_caches[0]
+def _empty_queries(qkv: Sums, layer: int) -> Tensor:
+    cache = _metadata().layer_caches[layer]
     _, T, X = qkv.parts_STN.shape
     *_, G, _, C = cache.shape
     return qkv.parts_STN.new_empty(T, X // C - 2 * G, C, dtype=cache.dtype)

@@ -4,7 +4,7 @@ A pass that runs eagerly or in pieces knows the requests of its step and the lon
 graph serves every step of its shape, so it knows only the largest context and its own query tiles.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +14,13 @@ from torch import Tensor
 from graphs.context import ForwardContext
 from graphs.dispatch import Dispatch
 from graphs.modes import BatchDescriptor, CUDAGraphMode
-from specdec.kernels.attention.query_rows import Paths, QueryRows, TilePlan, plan_tiles
+from specdec.kernels.attention.query_rows import (
+    Launches,
+    Paths,
+    QueryRows,
+    TilePlan,
+    plan_tiles,
+)
 from specdec.kernels.attention.splits import num_splits
 from specdec.kernels.invariant import ROWS
 from specdec.models.attention import AttentionMetadata
@@ -48,7 +54,7 @@ class ForwardContexts:
         self.kv_cache = kv_cache
         self._layer_caches = kv_cache.unbind()  # once, since each step with prompts asks for them
         self._has_paths = has_paths
-        self._launches: dict[Hashable, list[Callable[..., None]]] = {}
+        self._launches: dict[Hashable, Launches] = {}
         self._query_rows = partial(QueryRows, workspace=workspace, block_table=state.block_table)
         sizes = buffers.sizes
         # the kernels need no tiles
@@ -151,7 +157,7 @@ class ForwardContexts:
         key = *at, *sizes, *of_slot, rows.query_start_loc is None, rows.paths is None
         if key not in self._launches and len(self._launches) >= MOST_KEPT:
             self._launches.clear()
-        return rows.with_launches(self._launches.setdefault(key, []))
+        return rows.with_launches(self._launches.setdefault(key, {}))
 
     def _level(
         self, num_reqs: int, rows_per_req: int, max_seq_len: int, paths: Paths | None = None

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from graphs.modes import CUDAGraphMode
 from specdec.config import GraphConfig
+from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.attention.query_rows import QueryRows
 from specdec.passes import contexts
 from specdec.requests.row_start import EVERYTHING, GREEDY, RowStart, SamplingFlags, SamplingStart
@@ -316,6 +317,24 @@ def test_kernels_prepared_for_a_rounds_rows_serve_its_like(monkeypatch):
     assert launches([0, 1, 2], 20)[0] is not verified
 
 
+def test_rows_prepare_kernels_for_each_kind_of_layer():
+    """Heads of another shape, as a layer of another kind has, or as many more of them."""
+    rows = QueryRows(
+        block_table=torch.zeros(2, 1, dtype=torch.int64),
+        idx_mapping=torch.zeros(1, dtype=torch.int64),
+        positions=torch.zeros(1, dtype=torch.int64),
+        max_seq_len=8,
+    )
+    out = {}
+    for G, C in ((1, 16), (2, 16), (1, 32), (1, 16)):
+        q, cache = torch.ones(1, 2, C), torch.zeros(2, 2, G, 64, C)
+        cache[1, :, :] = C + G
+        out[G, C] = torch.full_like(q, torch.nan)
+        launch_paged_attention(q, out[G, C], cache, rows)
+        assert (out[G, C] == C + G).all()
+    assert len(rows.launches) == 3
+
+
 def test_other_rows_prepare_kernels_of_their_own():
     """A copy with changes, as tests and benchmarks make them."""
     rows = QueryRows(
@@ -324,6 +343,6 @@ def test_other_rows_prepare_kernels_of_their_own():
         positions=torch.zeros(3, dtype=torch.int64),
         max_seq_len=8,
     )
-    kept = rows.with_launches([])
+    kept = rows.with_launches({})
     assert kept.launches is not rows.launches
     assert replace(kept, max_seq_len=9).launches is not kept.launches

@@ -1,4 +1,4 @@
-"""Attention over the rows of a pass: which kernels serve it, prepared once for all its layers."""
+"""Attention over the rows of a pass: its kernels, prepared once for all layers of a kind."""
 
 from collections.abc import Callable
 
@@ -26,15 +26,16 @@ def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRo
 
 
 def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
-    if not rows.launches:
-        rows.launches.extend(_prepare(q_THC, cache, rows))
+    kind = q_THC.shape[1:], cache.shape
+    if kind not in rows.launches:
+        rows.launches[kind] = _prepare(q_THC, cache, rows)
     tensors = out_THC, q_THC, *cache.unbind()
-    for each in rows.launches:
+    for each in rows.launches[kind]:
         each(*tensors)
 
 
 def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..., None]]:
-    """Prepare the kernels of each layer."""
+    """Prepare the kernels of each layer of this kind."""
     _, _, G, S, C = cache.shape
     group = q_THC.shape[1] // G
     if takes_prompt_kernel(rows, group, S, C, q_THC.dtype, is_hopper(q_THC.device)):

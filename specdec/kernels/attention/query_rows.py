@@ -1,6 +1,6 @@
 """The query rows of a step, and where the keys of each lie."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.invariant import ROWS
+
+# by kind of attention, the kernels of each layer of that kind
+Launches = dict[Hashable, list[Callable[..., None]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +76,16 @@ class QueryRows:
     paths: Paths | None = None
     is_beside: bool = False
     workspace: Tensor | None = None  # float32, for partial results: see workspace_size
-    # the kernels of each layer, once the first has been launched
-    launches: list[Callable[..., None]] = field(
-        default_factory=list, init=False, compare=False, repr=False
-    )
+    # of a kind once its first layer has been launched
+    launches: Launches = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def num_rows(self) -> int:
         """Count the rows, padding included."""
         return self.positions.shape[0]
 
-    def with_launches(self, launches: list[Callable[..., None]]) -> "QueryRows":
-        """Share these kernels, or a list that the first launch fills."""
+    def with_launches(self, launches: Launches) -> "QueryRows":
+        """Share these kernels, to which first launches of other kinds of layers add theirs."""
         rows = replace(self)
         object.__setattr__(rows, "launches", launches)
         return rows

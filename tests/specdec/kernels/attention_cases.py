@@ -18,6 +18,12 @@ def output(how, q: Tensor, cache: Tensor, rows: QueryRows) -> Tensor:
     return out[:-1]
 
 
+def launches_of(rows: QueryRows) -> list:
+    """The kernels that were prepared for layers of one kind."""
+    [launches] = rows.launches.values()
+    return launches
+
+
 def values(kind: str, *shape: int, dtype: torch.dtype, device: str) -> Tensor:
     """Of q, k or v."""
     x = torch.randn(*shape, device=device)

@@ -9,7 +9,7 @@ from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.attention.launch_plan import HeadShape, plan_launch, takes_prompt_kernel
 from specdec.kernels.linear import Sums, launch_linear
 from specdec.kernels.rotate_and_store import rotate_and_store
-from tests.specdec.kernels.attention_cases import BF16, case
+from tests.specdec.kernels.attention_cases import BF16, case, launches_of
 from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.kernels.tree_cases import random_tree, tree_case
 
@@ -84,7 +84,7 @@ def test_rows_of_trees_get_the_bits_of_launches_one_by_one(num_trees, num_nodes)
     run = passes(case.tree.positions, case.node_slots, case.cache)
 
     def one_by_one(q, out, kv):
-        for launch in case.tree.launches:
+        for launch in launches_of(case.tree):
             torch.cuda.synchronize()
             launch(out, q, *kv.unbind())
         torch.cuda.synchronize()
@@ -93,7 +93,7 @@ def test_rows_of_trees_get_the_bits_of_launches_one_by_one(num_trees, num_nodes)
         launch_paged_attention(q, out, kv, case.tree)
 
     run(attend)  # compiles
-    assert len(case.tree.launches) == 2 + plan.is_wide
+    assert len(launches_of(case.tree)) == 2 + plan.is_wide
     expected = run(one_by_one)
     assert not expected.isnan().any()
     assert torch.equal(run(attend), expected)

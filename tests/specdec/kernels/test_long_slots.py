@@ -13,7 +13,7 @@ from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.attention.launch_plan import HeadShape, Teams, query_tile
 from specdec.kernels.attention.query_rows import QueryRows
 from specdec.kernels.attention.splits import num_splits
-from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case, output
+from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case, launches_of, output
 
 SPLITS_SHARED, ONE_WALKS_ALL = 1 << 30, 1  # programs that fill the GPU
 UNIFORM = (129, 10, 300, 128, 5, 64, 1), (1,) * 7
@@ -76,13 +76,13 @@ def test_a_row_has_the_same_bits_alone_and_shared(exact_device, monkeypatch, ext
     rows = with_room(rows, 2, H=3, C=C)
     full = just_full(rows, 3, 1)
     assert torch.equal(attend(monkeypatch, full, q, cache, rows), expected)
-    assert len(rows.launches) == 3
+    assert len(launches_of(rows)) == 3
     end = 2 * slot_size(rows, H=3, C=C)
     assert not rows.workspace[end - 2 : end].isnan().any()  # of the last long slot's last split
     assert rows.workspace[end:].isnan().all()
     monkeypatch.setattr(launch_plan, "ALONE_KEYS", None)
     assert torch.equal(attend(monkeypatch, full, q, cache, rows), expected)
-    assert len(rows.launches) == 1
+    assert len(launches_of(rows)) == 1
 
 
 def test_what_was_added_up_may_be_forgotten(forget, monkeypatch):
@@ -111,7 +111,7 @@ def test_long_slots_are_shared_if_there_are_room_and_teams_for_all_of_them(
     rows = rows if room is None else with_room(rows, room, H=2, C=16)
     assert torch.equal(attend(monkeypatch, 8, q, cache, rows), expected)
     alone = torch.full_like(q, torch.nan)
-    _, _, walk = rows.launches
+    _, _, walk = launches_of(rows)
     walk(alone, q, *cache.unbind())
     assert alone.isnan().all((1, 2)).tolist() == [b in left_out for b in range(4)]
     if room == 2:
@@ -135,7 +135,7 @@ def test_a_slot_is_long_though_its_last_rows_are_padding(exact_device, monkeypat
     others = torch.ones(len(q), dtype=torch.bool, device=exact_device).index_fill(0, padding, False)
     assert torch.equal(found[others], expected[others])
     alone = torch.full_like(q, torch.nan)
-    rows.launches[2](alone, q, *cache.unbind())
+    launches_of(rows)[2](alone, q, *cache.unbind())
     assert alone.isnan().all((1, 2)).tolist() == [True] * 4 + [False] * 4 + [True] * 4
 
 
@@ -157,7 +157,7 @@ def test_rows_of_padding_behind_the_end_of_the_context_have_no_splits(
     monkeypatch.setattr(launch_plan, "ALONE_KEYS", 128)
     rows = with_room(rows, 2, H=2, C=16)
     found = attend(monkeypatch, just_full(rows, 2, 1), q, cache, rows)
-    assert len(rows.launches) == 3
+    assert len(launches_of(rows)) == 3
     assert torch.equal(found[:num_rows], expected[:num_rows])
     assert rows.workspace[2 * slot_size(rows, H=2, C=16) :].isnan().all()
 
@@ -171,7 +171,7 @@ def test_teams_write_nothing_where_no_slot_is_long(exact_device, monkeypatch):
     assert torch.equal(attend(monkeypatch, 3, q, cache, rows), expected)
     assert rows.workspace.isnan().all()
     out = torch.full_like(q, torch.nan)
-    share, combine_long, _ = rows.launches
+    share, combine_long, _ = launches_of(rows)
     share(out, q, *cache.unbind())
     combine_long(out, q, *cache.unbind())
     assert out.isnan().all()

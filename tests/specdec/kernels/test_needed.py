@@ -12,6 +12,7 @@ from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.needed import need, needed_while
 from specdec.kernels.rotate_and_store import rotate_and_store
+from tests.specdec.kernels.attention_cases import launches_of
 from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.kernels.test_kernels import attention_case
 from tests.specdec.kernels.tree_cases import chain, random_tree, tree_case
@@ -116,7 +117,7 @@ def test_attention_that_is_not_needed_writes_nothing(device, monkeypatch, kind):
         count.fill_(1)
         launch_paged_attention(q, out, cache, rows)
     assert (out != UNTOUCHED).all()
-    assert len(rows.launches) == {"many chains": 1, "long chains": 3}.get(kind, 2)
+    assert len(launches_of(rows)) == {"many chains": 1, "long chains": 3}.get(kind, 2)
 
 
 def test_the_number_holds_for_the_body_alone():

@@ -19,6 +19,7 @@ from specdec.kernels.attention.path_tails import TailPrograms
 from specdec.kernels.attention.query_rows import Paths
 from specdec.kernels.attention.splits import num_splits
 from specdec.kernels.attention.twin import paged_attention_ref
+from tests.specdec.kernels.attention_cases import launches_of
 from tests.specdec.kernels.tree_cases import Tree, chain, random_tree, tree_case
 
 BORDERS = (63, 64, 65, 1023, 1024, 1025, 1152, 4096, 4352, 8191, 8192, 8193, 8704)
@@ -113,7 +114,7 @@ def test_nodes_share_programs(exact_interpreter):
     assert not TailPrograms.of(8, 6, heads._replace(C=256)).are_shared
     case = tree_case([random_tree(60, 8, 4)] * 2, H=4, G=2, dtype=FP16)
     case.attend(launch_paged_attention, case.tree)
-    assert case.tree.launches[0]._then[NUM_TAILS] == 2 * 4 * 2
+    assert launches_of(case.tree)[0]._then[NUM_TAILS] == 2 * 4 * 2
 
 
 @pytest.mark.parametrize("base", [30, 62, pytest.param(1150, marks=pytest.mark.slow)])
@@ -285,7 +286,7 @@ def test_what_was_added_up_may_be_forgotten(cut, forget):
 
 def apart(rows):
     """A launch of the programs for the last keys of paths, and one of the others."""
-    both = rows.launches[0]
+    both = launches_of(rows)[0]
     num_tails = both._then[NUM_TAILS]
     tails, rest = copy.copy(both), copy.copy(both)
     tails._grid = num_tails, 1, 1

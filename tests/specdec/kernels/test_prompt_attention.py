@@ -17,6 +17,7 @@ from specdec.kernels.attention.query_rows import Paths, QueryRows
 from specdec.kernels.prompt import attention, items
 from specdec.kernels.prompt.attention import PromptAttention
 from specdec.kernels.prompt.items import count_uneven
+from tests.specdec.kernels.attention_cases import launches_of
 from tests.specdec.kernels.test_query_tiles import BF16, FP16, FP32, difference
 from tests.specdec.kernels.test_query_tiles import case as rows_of_requests
 
@@ -210,7 +211,7 @@ def attend(more_than, prompts_on, q: Tensor, cache: Tensor, rows: QueryRows) -> 
     rows.launches.clear()
     out = torch.full_like(q, torch.nan)
     launch_paged_attention(q, out, cache, rows)
-    is_prompt_kernel = isinstance(rows.launches[0], PromptAttention)
+    is_prompt_kernel = isinstance(launches_of(rows)[0], PromptAttention)
     assert is_prompt_kernel == (more_than is not None)
     return out
 

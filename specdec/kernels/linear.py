@@ -39,18 +39,31 @@ from specdec.kernels.tiles import (
 class Sums(NamedTuple):
     """An unfinished product: the reader adds splits in order, then the bias, and rounds once.
 
-    Of one split and without a bias nothing is left to add, and it is rounded already.
+    Of one split and without a bias nothing is left to add, and it is rounded already. Parts of
+    experts have a weight in each row; they have no bias, and a part of weight 0 may be anything.
     """
 
-    parts_STN: Tensor  # [splits, T, N] float32, or rounded [1, T, N]
+    parts_STN: Tensor  # [splits, T, N] float32, or rounded: [1, T, N], and all parts of experts
     bias_N: Tensor | None
+    weights_TS: Tensor | None = None  # [T, splits] float32
 
     def finish(self, dtype: torch.dtype) -> Tensor:
         """Add the splits and the bias, and round, as every reader does."""
+        if self.weights_TS is not None:
+            return self._weighted().to(dtype)
         total_TN = self.parts_STN[0]
         for part_TN in self.parts_STN[1:]:
             total_TN = total_TN + part_TN
         return (total_TN if self.bias_N is None else total_TN + self.bias_N.float()).to(dtype)
+
+    def _weighted(self) -> Tensor:
+        assert self.weights_TS is not None
+        assert self.bias_N is None
+        total_TN = self.parts_STN.new_zeros(self.parts_STN.shape[1:], dtype=torch.float32)
+        for part_TN, weight_T in zip(self.parts_STN, self.weights_TS.unbind(1), strict=True):
+            weight_T1 = weight_T[:, None]
+            total_TN = total_TN + weight_T1 * part_TN.float().where(weight_T1 != 0, 0.0)
+        return total_TN
 
 
 @opaque(

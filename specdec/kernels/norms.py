@@ -84,11 +84,23 @@ def add_rms_norm(
     bias = weight_D if x.bias_N is None else x.bias_N
     strides = (residual_TD.stride(0), 0 if tap_TD is None else tap_TD.stride(0))
     flags = {"HAS_BIAS": x.bias_N is not None, "HAS_TAP": tap_TD is not None, "SPLITS": S}
-    options = {"BLOCK_D": next_power_of_2(D), "num_warps": NORM_WARPS} | launch_options(residual_TD)
+    options = {"BLOCK_D": next_power_of_2(D), "num_warps": NORM_WARPS}
+    options |= launch_options(residual_TD)
     _add_rms_norm_kernel[(T,)](
-        *outs, x.parts_STN, bias, residual_TD, weight_D, *strides, T, D, eps, **flags, **options
+        *outs,
+        *(x.parts_STN, bias, residual_TD, weight_D, *strides, T, D, eps),
+        **flags,
+        **options,
+        **_weights(x),
     )
     return out_TD, stream_TD
+
+
+def _weights(x: Sums) -> dict[str, Tensor | None]:
+    """Give the argument of kernels that add parts: weights_ptr, None where parts have none."""
+    weights_TS = x.weights_TS
+    assert weights_TS is None or (x.bias_N is None and weights_TS.is_contiguous())
+    return {"weights_ptr": weights_TS}
 
 
 @jit
@@ -110,6 +122,7 @@ def _add_rms_norm_kernel(
     SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
+    weights_ptr=None,  # [T, SPLITS] float32, of experts
 ):
     let_the_next_start(PDL)
     t = tl.program_id(0).to(tl.int64)
@@ -120,7 +133,8 @@ def _add_rms_norm_kernel(
     residual = loaded_before(tl.load(at, mask=inside, other=0.0, cache_modifier=".cg"), PDL)
     wait_for_inputs(PDL)
     dtype = out_ptr.dtype.element_ty
-    x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS).to(dtype).to(tl.float32)
+    x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS, weights_ptr)
+    x = x.to(dtype).to(tl.float32)
     stream = (x + residual).to(dtype)
     store_kept(stream_ptr + t * D + d, stream, inside)
     if HAS_TAP:
@@ -147,7 +161,8 @@ def add(x: Sums, residual_TD: Tensor, out_TD: Tensor) -> None:
     strides = (out_TD.stride(0), residual_TD.stride(0))
     flags = {"HAS_BIAS": x.bias_N is not None, "SPLITS": S, "BLOCK_D": next_power_of_2(D)}
     options = {"num_warps": NORM_WARPS} | launch_options(residual_TD)
-    _add_kernel[(T,)](out_TD, x.parts_STN, bias, residual_TD, *strides, T, D, **flags, **options)
+    tensors = (out_TD, x.parts_STN, bias, residual_TD)
+    _add_kernel[(T,)](*tensors, *strides, T, D, **flags, **options, **_weights(x))
 
 
 @jit
@@ -164,24 +179,50 @@ def _add_kernel(
     SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
+    weights_ptr=None,  # [T, SPLITS] float32, of experts
 ):
     begin(PDL)
     t = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     dtype = out_ptr.dtype.element_ty
-    x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS).to(dtype).to(tl.float32)
+    x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS, weights_ptr)
+    x = x.to(dtype).to(tl.float32)
     residual = tl.load(residual_ptr + t * stride_residual + d, mask=d < D, other=0.0).to(tl.float32)
     tl.store(out_ptr + t * stride_out + d, (x + residual).to(dtype), mask=d < D)
 
 
 @jit
-def finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr):
+def finished(
+    parts_ptr,
+    bias_ptr,
+    t,
+    d,
+    T,
+    D,
+    HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    weights_ptr=None,
+):
     """Finish one row of an unfinished product, float32: add the splits in order, then the bias."""
+    if weights_ptr is not None:
+        return weighted(parts_ptr, weights_ptr, t, d, T, D, SPLITS)
     x = tl.load(parts_ptr + t * D + d, mask=d < D, other=0.0)
     for i in tl.static_range(1, SPLITS):
         x += tl.load(parts_ptr + (i * T + t) * D + d, mask=d < D, other=0.0)
     if HAS_BIAS:
         x += tl.load(bias_ptr + d, mask=d < D, other=0.0).to(tl.float32)
+    return x
+
+
+@jit
+def weighted(parts_ptr, weights_ptr, t, d, T, D, SPLITS: tl.constexpr):
+    """Add the weighted parts of one row in order; those of weight 0 are not read."""
+    x = tl.zeros(d.shape, tl.float32)
+    for i in tl.static_range(SPLITS):
+        weight = tl.load(weights_ptr + t * SPLITS + i)
+        end = tl.where(weight != 0, D, 0)
+        part = tl.load(parts_ptr + (i * T + t) * D + d, mask=d < end, other=0.0).to(tl.float32)
+        x = tl.fma(part, weight, x)
     return x
 
 

@@ -43,6 +43,7 @@ def rotate_and_store(
     qkv: unfinished [T, (H + 2G) C]; its launch is later than what writes the rows.
     cache: [2, N + 1, G, S, C] of one layer, written in place. has_queries: else they are anything
     """
+    assert qkv.weights_TS is None, "parts of experts are no queries"
     if not use_triton(cache):
         return rotate_and_store_ref(qkv, rope, norms, rows, cache, has_queries)
     splits, T, X = qkv.parts_STN.shape

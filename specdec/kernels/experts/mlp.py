@@ -1,0 +1,65 @@
+"""The experts' MLPs: for row t and slot s, y = down_e(silu(gate_e x) * up_e x), e = ids[t, s].
+
+Each y is rounded; their sum, in the order of slots and with the router's weights, is left to the
+reader of `Sums`, as splits are. Both products are those of linear.py: 16 of K after another to one
+float32 accumulator, without splits.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.kernels.experts.group import group_ref
+from specdec.kernels.invariant import ALIGN, ROWS, blocked_exp
+from specdec.kernels.linear import Sums
+from specdec.kernels.opaque import opaque
+
+BLOCKS = 32  # of the twin, whose weights are gathered at a time
+
+
+def experts_mlp(
+    x_TD: Tensor, ids_TS: Tensor, weights_TS: Tensor, gate_up_EXD: Tensor, down_EDI: Tensor
+) -> Sums:
+    """Apply each row's experts. The parts are [k, T, D] in x's dtype; a row of padding has any.
+
+    ids_TS, weights_TS: of `route`; an id E is no expert, and its weight is 0
+    gate_up_EXD:        [E, 2I, D], each expert's gate rows before its up rows
+    No launch since the last synchronisation may write the weights.
+    """
+    return Sums(_expert_parts(x_TD, ids_TS, gate_up_EXD, down_EDI), None, weights_TS)
+
+
+@opaque(lambda x, ids, gate_up, down: x.new_empty(ids.shape[1], *x.shape))
+def _expert_parts(x_TD: Tensor, ids_TS: Tensor, gate_up_EXD: Tensor, down_EDI: Tensor) -> Tensor:
+    return expert_parts_ref(x_TD, ids_TS, gate_up_EXD, down_EDI)
+
+
+def expert_parts_ref(x_TD: Tensor, ids_TS: Tensor, gate_up_EXD: Tensor, down_EDI: Tensor) -> Tensor:
+    """Multiply in blocks of 8 rows of one expert; parts of padding are 0."""
+    T, k = ids_TS.shape
+    P, D = T * k, x_TD.shape[1]
+    pair_P, tiles_M3 = group_ref(ids_TS, len(gate_up_EXD), ROWS)
+    expert_M, first_M, last_M = tiles_M3.long().unbind(1)
+    place_MR = first_M[:, None] + torch.arange(ROWS, device=x_TD.device)
+    pair_MR = pair_P.long()[place_MR.clamp(max=P - 1)]
+    expert_M = expert_M.clamp(max=len(gate_up_EXD) - 1)
+    x_MRD = x_TD[pair_MR // k]
+    gate_MRI, up_MRI = _products(x_MRD, gate_up_EXD, expert_M).chunk(2, dim=-1)
+    h_MRI = (gate_MRI / (1.0 + blocked_exp(-gate_MRI)) * up_MRI).to(x_TD.dtype)
+    y_MRD = _products(h_MRI, down_EDI, expert_M).to(x_TD.dtype)
+    parts_PD = x_TD.new_zeros(P + 1, D)  # the last is no pair
+    is_pair_MR = (place_MR < last_M[:, None]) & (tiles_M3[:, :1] < len(gate_up_EXD))
+    parts_PD[pair_MR.where(is_pair_MR, P)] = y_MRD
+    return parts_PD[:P].view(T, k, D).transpose(0, 1).contiguous()
+
+
+def _products(x_MRK: Tensor, weight_ENK: Tensor, expert_M: Tensor) -> Tensor:
+    """Multiply each block by its expert's weight, in float32."""
+    N, K = weight_ENK.shape[1:]
+    x_MRK = F.pad(x_MRK.float(), (0, -K % ALIGN))
+    found = []
+    for x_BRK, expert_B in zip(x_MRK.split(BLOCKS), expert_M.split(BLOCKS), strict=True):
+        weight_BNK = weight_ENK.index_select(0, expert_B).float()
+        weight_BNK = F.pad(weight_BNK, (0, -K % ALIGN, 0, -N % ALIGN))
+        found.append(torch.bmm(x_BRK, weight_BNK.transpose(1, 2))[..., :N])
+    return torch.cat(found)

@@ -1,0 +1,60 @@
+"""The router's product: E logits for each row, as unrounded float32 sums for route.py.
+
+W has few rows, so that K is cut into many splits, else two or three programs would read all of it.
+Splits are a function of (E, K) alone and are added in order, so tiles change no bit.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import is_hopper, pick, use_triton
+from specdec.kernels.linear import Sums, launch_split_linear, split_linear_ref
+from specdec.kernels.opaque import opaque
+from specdec.kernels.tile_rule import MULTIPROCESSORS, rule_shape
+from specdec.kernels.tile_shapes import PARALLEL_ROWS, Product, row_class
+from specdec.kernels.tiles import Tiles, cut, dtype_name
+
+SPLITS = (1, 2, 4, 8, 16)
+LEAST_K = 256  # of a split: split_blocks of tiles.py
+
+
+def router_logits(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Sums:
+    """Multiply to split sums [splits, T, E], float32 also where one sum is all.
+
+    No launch since the last synchronisation may write the weight.
+    """
+    return Sums(_router_sums(x_TD, weight_ED), bias_E)
+
+
+def _empty(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+    splits = router_splits(*weight_ED.shape) if use_triton(x_TD) else 1
+    parts = 1 if splits == 1 or x_TD.shape[0] > PARALLEL_ROWS else splits
+    return x_TD.new_empty(parts, x_TD.shape[0], weight_ED.shape[0], dtype=torch.float32)
+
+
+@opaque(_empty)
+def _router_sums(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+    return pick(x_TD, launch_router, split_linear_ref)(x_TD, weight_ED)
+
+
+def launch_router(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+    rows = row_class(len(x_TD))
+    tiles = router_tiles(rows, *weight_ED.shape, x_TD.dtype, is_hopper(x_TD.device))
+    return launch_split_linear(x_TD, weight_ED, torch.float32, tiles=tiles)
+
+
+def router_splits(E: int, K: int) -> int:
+    """Take as many splits as multiprocessors run at a time, with a block of 256 of K in each."""
+    tiles = -(-E // 64)
+    fitting = (n for n in SPLITS if K // n >= LEAST_K and tiles * n <= MULTIPROCESSORS)
+    return max(fitting, default=1)
+
+
+@cache
+def router_tiles(rows: int, E: int, K: int, dtype: torch.dtype, has_wgmma: bool) -> Tiles:
+    """Choose the tiles of a `row_class` by the rule; a table knows no router."""
+    splits = router_splits(E, K)
+    product = Product("split", E, K, dtype_name(dtype))
+    return cut(rule_shape(product, rows, splits, has_wgmma), rows, splits)

@@ -1,5 +1,8 @@
 """The best token after each row: the greatest of logits = x W^T in float32, lowest id of equals.
 
+Where a model has a factor of its logits, they are compared after it, since rounding may make equal
+what was not: others see them so, too.
+
 A row without a choice gives a marker, which is no id: NO_TOKEN where all logits are -inf,
 NOT_FINITE where one is NaN or +inf. NaN counts as +inf, so the maximum tells all three cases apart.
 
@@ -49,14 +52,18 @@ class TileMaxima(NamedTuple):
 
 
 def best_token(
-    x_TD: Tensor, weight_VD: Tensor, out_T: Tensor, mask: StopMask | None = None
+    x_TD: Tensor,
+    weight_VD: Tensor,
+    out_T: Tensor,
+    mask: StopMask | None = None,
+    factor: float = 1.0,
 ) -> None:
-    """Write the best id after every row to out_T (int64, may be strided)."""
+    """Write the best id after every row to out_T (int64, may be strided). factor: of logits."""
     if use_triton(x_TD):
-        maxima = launch_tile_maxima(x_TD, weight_VD, mask)
+        maxima = launch_tile_maxima(x_TD, weight_VD, mask, factor=factor)
         launch_write(maxima.best, maxima.ids, out_T)
     else:
-        out_T.copy_(best_token_ref(x_TD, weight_VD, mask))
+        out_T.copy_(best_token_ref(x_TD, weight_VD, mask, factor))
 
 
 def launch_write(best: Tensor, ids: Tensor, out_T: Tensor) -> None:
@@ -72,10 +79,12 @@ def launch_tile_maxima(
     mask: StopMask | None = None,
     has_sums: bool = False,
     tiles: Tiles | None = None,
+    factor: float = 1.0,
 ) -> TileMaxima:
     """tiles: None: the fastest that are known, as everywhere but in tuning"""
     other = backend.get().tile_maxima
     if other is not None:
+        assert factor == 1.0, "another's product of the head knows no factor"
         assert not has_sums, "another's product of the head leaves no sums"
         return TileMaxima(*other(x_TD, weight_VD))
     T, D = x_TD.shape
@@ -93,7 +102,7 @@ def launch_tile_maxima(
     flags = {"HAS_MASK": mask is not None, "HAS_SUMS": has_sums, "STOP_IDS": num_ids}
     options = tile_options(x_TD, tiles)
     _tile_maxima_kernel[(num_tiles(V, T, tiles),)](
-        best, ids, sums, *descs, *masks, num_states, T, V, D, **flags, **options
+        best, ids, sums, *descs, *masks, num_states, T, V, D, FACTOR=factor, **flags, **options
     )
     return TileMaxima(best, ids, sums if has_sums else None)
 
@@ -120,6 +129,7 @@ def _tile_maxima_kernel(
     TAIL: tl.constexpr,
     PDL: tl.constexpr,
     needed_ptr=None,  # [1]; see needed.py
+    FACTOR: tl.constexpr = 1.0,
 ):
     BLOCK_N: tl.constexpr = w_desc.block_shape[0]
     BLOCK_M: tl.constexpr = x_desc.block_shape[0]
@@ -135,16 +145,28 @@ def _tile_maxima_kernel(
         descs = (x_desc, tail_desc, w_desc)
         logits, rest = split_sum_and_tail(descs, tile * BLOCK_N, m0, 0, D, 1)
         let_the_next_start(PDL)
-        _reduce(outs, rest, tile, m0 + BLOCK_M, (T, V), mask, HAS_SUMS, STOP_IDS)
+        _reduce(outs, rest, tile, m0 + BLOCK_M, (T, V), mask, HAS_SUMS, STOP_IDS, FACTOR)
     else:
         logits = split_sum(x_desc, w_desc, tile * BLOCK_N, m0, 0, D, 1)
         let_the_next_start(PDL)
-    _reduce(outs, logits, tile, m0, (T, V), mask, HAS_SUMS, STOP_IDS)
+    _reduce(outs, logits, tile, m0, (T, V), mask, HAS_SUMS, STOP_IDS, FACTOR)
 
 
 @jit
-def _reduce(outs, logits, tile, m0, sizes, mask, HAS_SUMS: tl.constexpr, STOP_IDS: tl.constexpr):
+def _reduce(
+    outs,
+    logits,
+    tile,
+    m0,
+    sizes,
+    mask,
+    HAS_SUMS: tl.constexpr,
+    STOP_IDS: tl.constexpr,
+    FACTOR: tl.constexpr,
+):
     """Reduce a tile of logits to each row's maximum, its id and the sum. outs, mask: pointers."""
+    if FACTOR != 1.0:
+        logits = logits * FACTOR
     best_ptr, ids_ptr, sums_ptr = outs
     T, V = sizes
     n = tile * logits.shape[0] + tl.arange(0, logits.shape[0])
@@ -220,8 +242,12 @@ def id_or_marker(top, best, ids):
     return tl.where(top == float("inf"), -2, tl.where(top == float("-inf"), -1, lowest))
 
 
-def best_token_ref(x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = None) -> Tensor:
+def best_token_ref(
+    x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = None, factor: float = 1.0
+) -> Tensor:
     logits_TV = linear_ref(x_TD, weight_VD, None, torch.float32)
+    if factor != 1.0:
+        logits_TV *= factor
     if mask is not None:
         stop_TP = mask.stop_ids[mask.states]
         is_early_T1 = (mask.positions + 1 < mask.min_positions[mask.states])[:, None]

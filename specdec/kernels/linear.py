@@ -46,6 +46,7 @@ class Sums(NamedTuple):
     parts_STN: Tensor  # [splits, T, N] float32, or rounded: [1, T, N], and all parts of experts
     bias_N: Tensor | None
     weights_TS: Tensor | None = None  # [T, splits] float32
+    factor: float = 1.0  # norms.py adds the rounded product times this to the stream
 
     def finish(self, dtype: torch.dtype) -> Tensor:
         """Add the splits and the bias, and round, as every reader does."""

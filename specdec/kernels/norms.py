@@ -2,7 +2,8 @@
 
 rms_norm: y = x / sqrt(mean(x^2) + eps) * w over the last dimension; float32 inside, rounded once.
 add_rms_norm: stream = x + residual for an unfinished product x; y = rms_norm(stream). x is rounded
-when it is finished, the stream when it is written; the norm reads the rounded stream.
+when it is finished, the stream when it is written; the norm reads the rounded stream. A product
+with a factor (Sums) is multiplied by it in between, in float32.
 add: the stream alone, rounded as there.
 Tried and slower: programs beside add_rms_norm that prefetch the next product's weights into L2.
 """
@@ -89,6 +90,7 @@ def add_rms_norm(
     _add_rms_norm_kernel[(T,)](
         *outs,
         *(x.parts_STN, bias, residual_TD, weight_D, *strides, T, D, eps),
+        FACTOR=x.factor,
         **flags,
         **options,
         **_weights(x),
@@ -123,6 +125,7 @@ def _add_rms_norm_kernel(
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
     weights_ptr=None,  # [T, SPLITS] float32, of experts
+    FACTOR: tl.constexpr = 1.0,
 ):
     let_the_next_start(PDL)
     t = tl.program_id(0).to(tl.int64)
@@ -135,6 +138,8 @@ def _add_rms_norm_kernel(
     dtype = out_ptr.dtype.element_ty
     x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS, weights_ptr)
     x = x.to(dtype).to(tl.float32)
+    if FACTOR != 1.0:
+        x = x * FACTOR
     stream = (x + residual).to(dtype)
     store_kept(stream_ptr + t * D + d, stream, inside)
     if HAS_TAP:
@@ -145,7 +150,10 @@ def _add_rms_norm_kernel(
 def add_rms_norm_ref(
     x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: float, tap_TD: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    stream_TD = x.finish(residual_TD.dtype) + residual_TD
+    x_TD = x.finish(residual_TD.dtype)
+    if x.factor != 1.0:
+        x_TD = x_TD.float() * x.factor
+    stream_TD = (x_TD + residual_TD).to(residual_TD.dtype)
     if tap_TD is not None:
         tap_TD.copy_(stream_TD)
     return rms_norm_ref(stream_TD, weight_D, eps), stream_TD
@@ -154,6 +162,7 @@ def add_rms_norm_ref(
 @opaque(writes="out_TD")
 def add(x: Sums, residual_TD: Tensor, out_TD: Tensor) -> None:
     """x: an unfinished product [T, D]; out_TD is overwritten and has the residual's dtype."""
+    assert x.factor == 1.0, x.factor
     if not use_triton(residual_TD):
         return add_ref(x, residual_TD, out_TD)
     S, T, D = x.parts_STN.shape

@@ -34,6 +34,7 @@ class Pass(NamedTuple):
     plan: Launch
     parts: Parts
     heads: HeadShape
+    scale: float  # of scores
     constants: Mapping[str, object]
     options: Mapping[str, object]
 
@@ -51,7 +52,7 @@ class Pass(NamedTuple):
         """List sizes, and the factor of scores."""
         R, M = self.rows.block_table.shape
         # times log2(e): the kernels take powers of 2
-        scale = self.heads.C**-0.5 * 1.4426950408889634
+        scale = self.scale * 1.4426950408889634
         return self.rows.max_query_len, R - 1, M, self.parts.num_splits, scale
 
     def limits(self) -> tuple[int, ...]:

@@ -17,30 +17,39 @@ from specdec.kernels.needed import need
 from specdec.kernels.prompt.attention import PromptAttention, is_fit
 
 
-def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
+def paged_attention(
+    q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float | None = None
+) -> None:
     """Overwrite the first rows of out_THC with their attention, as many as `rows` has.
 
     cache: [2, N + 1, G, S, C] of one layer
+    scale: of scores, above 0; None: C^-0.5
     """
-    pick(q_THC, launch_paged_attention, paged_attention_ref)(q_THC, out_THC, cache, rows)
+    how = pick(q_THC, launch_paged_attention, paged_attention_ref)
+    how(q_THC, out_THC, cache, rows, scale)
 
 
-def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
-    kind = q_THC.shape[1:], cache.shape
+def launch_paged_attention(
+    q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float | None = None
+) -> None:
+    kind = q_THC.shape[1:], cache.shape, scale
     if kind not in rows.launches:
-        rows.launches[kind] = _prepare(q_THC, cache, rows)
+        rows.launches[kind] = _prepare(q_THC, cache, rows, scale)
     tensors = out_THC, q_THC, *cache.unbind()
     for each in rows.launches[kind]:
         each(*tensors)
 
 
-def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..., None]]:
+def _prepare(
+    q_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float | None
+) -> list[Callable[..., None]]:
     """Prepare the kernels of each layer of this kind."""
     _, _, G, S, C = cache.shape
     group = q_THC.shape[1] // G
+    scale = C**-0.5 if scale is None else scale
     if takes_prompt_kernel(rows, group, S, C, q_THC.dtype, is_hopper(q_THC.device)):
-        return [PromptAttention(q_THC, cache, rows)]
-    given = _pass_of(q_THC, cache, rows)
+        return [PromptAttention(q_THC, cache, rows, scale)]
+    given = _pass_of(q_THC, cache, rows, scale)
     plan = given.plan
     if plan.is_helped:
         walk = prepare_walk(given)
@@ -60,7 +69,7 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[...
     return [prepare_walk(given)]
 
 
-def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> Pass:
+def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float) -> Pass:
     _, H, C = q_THC.shape
     _, _, G, S, _ = cache.shape
     heads = HeadShape(H // G, G, C, q_THC.element_size())
@@ -82,4 +91,4 @@ def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> Pass:
     # the subtraction of the peak, and other bits than the same tile with one.
     options = {**launch_options(q_THC), "enable_fp_fusion": False}
     constants = {"H": H, "G": G, "S": S, "C": C, "PDL": options["PDL"]}
-    return Pass(rows, plan, parts, heads, constants, options)
+    return Pass(rows, plan, parts, heads, scale, constants, options)

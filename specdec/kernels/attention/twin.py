@@ -10,14 +10,17 @@ from specdec.kernels.attention.splits import attend_tile_ref, no_keys_ref
 from specdec.kernels.invariant import ROWS
 
 
-def paged_attention_ref(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
+def paged_attention_ref(
+    q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float | None = None
+) -> None:
     """Attend in tiles of 8 query rows of one request, by rows.tiles; rows in no tile become 0."""
     tiles = rows.tiles or _tiles_of(rows)
     q_THC, out_THC = q_THC[: rows.num_rows], out_THC[: rows.num_rows]
     _, _, G, S, C = cache.shape
     H = q_THC.shape[1]
     NT = len(tiles.reqs)
-    q = F.pad(q_THC.float() * C**-0.5, (0, 0, 0, 0, 0, 1))[tiles.rows].view(NT, ROWS, G, H // G, C)
+    scaled_THC = q_THC.float() * (C**-0.5 if scale is None else scale)
+    q = F.pad(scaled_THC, (0, 0, 0, 0, 0, 1))[tiles.rows].view(NT, ROWS, G, H // G, C)
     q = q.permute(0, 2, 3, 1, 4).reshape(NT * G, H // G * ROWS, C)
     position = F.pad(rows.positions, (0, 1))[tiles.rows].view(NT, 1, 1, ROWS, 1)
     last = position.amax(dim=3, keepdim=True)

@@ -56,9 +56,10 @@ class PromptAttention:
     """The kernel of each layer of a pass. What its layers share is prepared once.
 
     cache: [2, N + 1, G, S, C] of a layer, bfloat16 or float16
+    scale: of scores
     """
 
-    def __init__(self, q_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
+    def __init__(self, q_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float) -> None:
         _, H, C = q_THC.shape
         _, N, G, S, _ = cache.shape
         starts = rows.query_start_loc
@@ -80,7 +81,7 @@ class PromptAttention:
         self._kernel = Repeated(
             _prompt_attention_kernel,
             (programs, 1, 1),
-            then=(*requests, *items, *sizes, C**-0.5 * 1.4426950408889634, int(rows.is_beside)),
+            then=(*requests, *items, *sizes, scale * 1.4426950408889634, int(rows.is_beside)),
             constants={"VARIANT": Variant(H, G, starts is None)},
             options={"num_warps": 4, "launch_pdl": True, "enable_fp_fusion": False},
         )

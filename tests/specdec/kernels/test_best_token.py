@@ -38,10 +38,10 @@ def device(request):
     return torch.device(request.param)
 
 
-def best_by_kernel(x, weight, mask=None):
+def best_by_kernel(x, weight, mask=None, factor=1.0):
     """Into a column of something wider."""
     out = torch.full((len(x), 3), -999, device=x.device)
-    by_kernel(best_token)(x, weight, out[:, 1], mask)
+    by_kernel(best_token)(x, weight, out[:, 1], mask, factor)
     assert (out[:, ::2] == -999).all()
     return out[:, 1]
 
@@ -62,6 +62,22 @@ def noise_keys_of(num_rows, device, **changes):
         "stream": DRAFT,
     }
     return NoiseKeys(**values | changes)
+
+
+@pytest.mark.parametrize("rows", [1, 50])
+def test_logits_that_a_factor_makes_equal_are_equal(device, rows):
+    """Whoever reads all logits times the factor sees the tie, too."""
+    factor = 1.1 / 8
+    low = torch.linspace(1.9, 1.95, 100, device=device)
+    high = torch.nextafter(low, torch.full_like(low, 2))
+    is_tie = low * factor == high * factor
+    low, high = low[is_tie][0], high[is_tie][0]
+    x = torch.eye(1, D, device=device).expand(rows, D).contiguous()
+    weight = torch.zeros(V, D, device=device)
+    weight[3], weight[150] = low, high
+    for expected, of in ((150, 1.0), (3, factor)):
+        assert (best_by_kernel(x, weight, factor=of) == expected).all()
+        assert (best_token_ref(x, weight, factor=of) == expected).all()
 
 
 @pytest.mark.parametrize("rows", [1, 33, 48, 70, 97])

@@ -164,14 +164,16 @@ def test_norms(device, dtype, rows, d):
     x, residual = (torch.randn(rows, d, device=device, dtype=dtype) for _ in range(2))
     w, b = (torch.randn(d, device=device, dtype=dtype) for _ in range(2))
     close(by_kernel(rms_norm)(x, w, 1e-5), rms_norm_ref(x, w, 1e-5), dtype)
-    for parts, bias in ((1, None), (3, b)):
-        sums = Sums(torch.randn(parts, rows, d, device=device), bias)
+    for parts, bias, factor in ((1, None, 1.0), (3, b, 1.0), (3, b, 0.22)):
+        sums = Sums(torch.randn(parts, rows, d, device=device), bias, factor=factor)
         for actual, expected in zip(
             by_kernel(add_rms_norm)(sums, residual, w, 1e-5),
             add_rms_norm_ref(sums, residual, w, 1e-5),
             strict=True,
         ):
             close(actual, expected, dtype)
+        _, stream = add_rms_norm_ref(sums, residual, w, 1e-5)
+        close(stream, sums.finish(dtype) * factor + residual, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -300,6 +302,20 @@ def test_paged_attention(device, i, j, n):
     launch_paged_attention(q, actual, cache, rows)
     paged_attention_ref(q, expected, cache, rows)
     close(actual, expected, dtype)
+
+
+@pytest.mark.parametrize("context", range(1, 5))
+def test_scores_may_have_another_scale(device, context):
+    """Queries of twice the size and half the scale have the same scores; others have not."""
+    (lengths, query_lens), (H, G, C) = CONTEXTS[context], HEADS[0]
+    q, cache, rows = attention_case(lengths, query_lens, H, G, C, device, torch.float32)
+    usual, scaled, other = (torch.full_like(q, torch.nan) for _ in range(3))
+    for how in (launch_paged_attention, paged_attention_ref):
+        how(q, usual, cache, rows)
+        how(2 * q, scaled, cache, rows, C**-0.5 / 2)
+        how(q, other, cache, rows, C**-0.5 / 2)
+        assert torch.equal(usual, scaled)
+        assert not torch.allclose(usual, other)
 
 
 @pytest.mark.parametrize(

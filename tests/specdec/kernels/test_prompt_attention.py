@@ -164,7 +164,7 @@ def test_items_are_dealt_out_by_the_keys_before_a_chunk(monkeypatch):
     monkeypatch.setattr(attention, "count_uneven", lambda *of: asked.append(of))
     q, cache = torch.zeros(300, 8, 64, dtype=BF16), torch.zeros(2, 3, 2, 64, 64, dtype=BF16)
     table = torch.zeros(2, 16, dtype=torch.int64)
-    PromptAttention(q, cache, replace(chunk(300), max_seq_len=1000, block_table=table))
+    PromptAttention(q, cache, replace(chunk(300), max_seq_len=1000, block_table=table), scale=0.125)
     assert asked == [(20, 20, 700 / (32 / 2))]  # 10 tiles of 32 tokens, 2 kv heads
 
 

@@ -42,6 +42,11 @@ BASES = (3071, 3072, 3135, 3136, 4095, 4096, 4352, 6000, 8191, 8192, 8704, 9300)
 SHAPES = [(BF16, 128, 4), (BF16, 128, 5), (FP16, 128, 8), (BF16, 64, 4), (FP16, 64, 7)]
 
 
+def pass_of(case, rows):
+    """What kernels of these rows are prepared from."""
+    return launch._pass_of(case.q, case.cache, rows, case.q.shape[-1] ** -0.5)
+
+
 def test_large_trees_are_walked_wide():
     heads = HeadShape(4, 8, 128, 2)
     found = {
@@ -176,7 +181,7 @@ def test_programs_for_last_keys_get_room_to_run_at_once(monkeypatch):
     for B, rows, G in ((1, 32, 8), (1, 24, 8), (2, 32, 8), (8, 32, 8), (1, 32, 4), (20, 32, 8)):
         trees = [Tree(base=200, parents=[-1] + [0] * (rows - 1))] * B
         case = tree_case(trees, H=4 * G, G=G, dtype=FP16)
-        found[B, rows, G] = walk_programs(launch._pass_of(case.q, case.cache, case.tree))
+        found[B, rows, G] = walk_programs(pass_of(case, case.tree))
     assert found == {
         (1, 32, 8): WalkPrograms(14, fewer=12),  # 64 programs for last keys, on 36 multiprocessors
         (1, 24, 8): WalkPrograms(14, fewer=13),
@@ -229,7 +234,7 @@ def test_last_keys_have_a_launch_of_their_own_beside_the_walk(exact_interpreter,
     found = []
     for is_wide in (False, True):
         rows = replace(case.tree, workspace=torch.full((10**6,), torch.nan))
-        given = launch._pass_of(case.q, case.cache, rows)
+        given = pass_of(case, rows)
         given = given._replace(plan=given.plan._replace(is_wide=is_wide))
         prepared = prepare_walk(given)
         prepared(torch.empty_like(case.q), case.q, *case.cache.unbind())
@@ -258,7 +263,7 @@ def test_padding_is_added_up_where_splits_are_merged(exact_interpreter, monkeypa
     monkeypatch.setattr(combine, "walk_programs", lambda given: WalkPrograms(4, 4))
     positions = case.tree.positions.index_fill(0, torch.tensor([2]), 0)
     rows = replace(case.tree, positions=positions, workspace=torch.full((10**6,), torch.nan))
-    given = launch._pass_of(case.q, case.cache, rows)
+    given = pass_of(case, rows)
     given = given._replace(plan=given.plan._replace(is_wide=True))
     merged, NS = num_merged(num_splits(WIDE_FROM), 4), given.parts.num_splits
     assert merged > 1
@@ -283,7 +288,7 @@ def test_rows_are_added_up_from_their_merged_splits_on(forget, monkeypatch, shar
     launch_paged_attention(case.q, out, case.cache, rows)
     assert out.isfinite().all()
     monkeypatch.setattr(combine, "walk_programs", lambda given: sharers)
-    given = launch._pass_of(case.q, case.cache, rows)
+    given = pass_of(case, rows)
     given = given._replace(plan=given.plan._replace(is_wide=True))
     H, NS = 2, given.parts.num_splits
     count = num_merged(num_splits(WIDE_FROM), sharers.fewer)
@@ -316,7 +321,7 @@ def walked(monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(launch, "is_hopper", lambda device: False)
             expected = case.attend(launch_paged_attention, replace(rows))
-        given = launch._pass_of(case.q, case.cache, rows)
+        given = pass_of(case, rows)
         assert given.plan.is_wide
         return case.attend(launch_paged_attention, replace(rows)), expected
 
@@ -366,7 +371,7 @@ def test_a_captured_pass_serves_short_and_long_trees():
     first = cases[0]
     rows = replace(first.tree, max_seq_len=9216)
     out = torch.zeros_like(first.q)
-    assert launch._pass_of(first.q, first.cache, rows).plan.is_wide
+    assert pass_of(first, rows).plan.is_wide
     launch_paged_attention(first.q, out, first.cache, rows)  # compiles
     pool = CudaBackend(torch.device("cuda")).new_pool()
     graph, _ = capture_graph(
@@ -398,7 +403,7 @@ def test_padding_is_a_number_whatever_the_workspace_held(walked):
     size = workspace_size(64, 16, 128, case.tree.max_seq_len)
     workspace = torch.full((size,), torch.nan, device="cuda")
     rows = replace(case.tree, positions=positions, workspace=workspace)
-    assert launch._pass_of(case.q, case.cache, rows).parts.acc is workspace
+    assert pass_of(case, rows).parts.acc is workspace
     found, expected = walked(case, rows)
     assert found.isfinite().all()
     assert torch.equal(found[:20], expected[:20])

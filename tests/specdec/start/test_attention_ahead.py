@@ -145,7 +145,7 @@ def test_launches_of_one_kind_take_the_same_kernels(monkeypatch, has_paths, grou
             max_seq_len=longest,
             paths=paths if has_paths else None,
         )
-        launch._prepare(torch.zeros(B * Q, group * G, C, dtype=torch.bfloat16), cache, rows)
+        launch._prepare(torch.zeros(B * Q, group * G, C, dtype=torch.bfloat16), cache, rows, None)
         kind = plan_launch(B, Q, heads, has_paths=has_paths, most_keys=longest).kind
         assert compiled.setdefault(kind, taken) == taken, (B, Q, longest)
     assert len(compiled) > 1

@@ -205,7 +205,7 @@ def test_the_readme_has_at_most_150_lines_and_links_every_document():
 
 @pytest.mark.parametrize("name", ["README.md", "docs/checkpoints.md"])
 def test_a_document_lists_the_families_that_load(name):
-    assert f"{titles()} (dense)" in text_of(name)
+    assert titles() in " ".join(text_of(name).split())
 
 
 def test_the_readme_begins_with_the_two_commands():

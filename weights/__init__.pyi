@@ -1,4 +1,4 @@
-from weights.config import EagleConfig, LayerKind, RopeConfig, TargetConfig
+from weights.config import EagleConfig, ExpertsConfig, LayerKind, RopeConfig, TargetConfig
 from weights.demo import demo_directory, demo_prompts
 from weights.errors import CheckpointError
 from weights.files.header import TensorEntry
@@ -10,6 +10,7 @@ __all__ = [
     "BindingReport",
     "CheckpointError",
     "EagleConfig",
+    "ExpertsConfig",
     "Inspection",
     "LayerKind",
     "LoadedEagle",

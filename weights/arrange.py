@@ -1,10 +1,13 @@
 """How tensors of files lie in those that kernels read: the only place that moves elements.
 
 An arrangement is a map from names of the checkpoint to parts of larger tensors, so each element has
-one place, and `pieces` is both how a load fills them and the way back. q, k and v make one product
-and gate and up another, over rows: fewer, larger matrices.
+one place, and `pieces` is both how a load fills them and the way back. Two steps lead there:
+
+- over rows: q, k and v make one product and gate and up another; fewer, larger matrices
+- stacked: a product of all experts of a layer is one tensor [E, N, K]
 """
 
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,16 +18,17 @@ from weights.shapes import Shapes
 
 # which names make up one: their weights and biases are concatenated over rows
 FUSED: dict[str, tuple[str, ...]] = {
-    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
 }
+STACKED = re.compile(r"(.*\.experts)\.([0-9]+)\.(\w+)\.weight")
 
 
 class Place(NamedTuple):
-    """Where a tensor of the checkpoint lies: the rows of a larger one."""
+    """Where a tensor of the checkpoint lies: a part of a larger one, by its first dimensions."""
 
     whole: str
-    rows: slice
+    part: tuple[int | slice, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +47,22 @@ class Arrangement:
 
     def pieces(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Find the checkpoint's tensors in the arranged ones: contiguous views."""
-        return {name: tensors[whole][rows] for name, (whole, rows) in self.places.items()}
+        return {name: tensors[place.whole][place.part] for name, place in self.places.items()}
 
 
 def arrange(wanted: Shapes) -> Arrangement:
     """Arrange all tensors that a config demands, by the names and shapes of the checkpoint."""
+    fused = _fuse(wanted)
+    stacked = _stack(fused.shapes)
+    places: dict[str, Place] = {}
+    for name, inner in fused.places.items():
+        outer = stacked.places[inner.whole]
+        places[name] = Place(outer.whole, (*outer.part, *inner.part))
+    return Arrangement(stacked.shapes, places)
+
+
+def _fuse(wanted: Shapes) -> Arrangement:
+    """Concatenate over rows."""
     shapes: Shapes = {}
     places: dict[str, Place] = {}
     for name, shape in wanted.items():
@@ -57,7 +72,7 @@ def arrange(wanted: Shapes) -> Arrangement:
             ends.append(ends[-1] + wanted[piece][0])
         at = pieces.index(name)
         shapes[whole] = (ends[-1], *shape[1:])
-        places[name] = Place(whole, slice(ends[at], ends[at + 1]))
+        places[name] = Place(whole, (slice(ends[at], ends[at + 1]),))
     return Arrangement(shapes, places)
 
 
@@ -68,3 +83,20 @@ def _fused(name: str) -> tuple[str, tuple[str, ...]]:
             if f".{piece}." in name:
                 return name.replace(piece, whole), tuple(name.replace(piece, p) for p in pieces)
     return name, (name,)
+
+
+def _stack(wanted: Shapes) -> Arrangement:
+    """Stack the experts of a layer, 0 to E - 1, whatever the order of their names."""
+    shapes: Shapes = {}
+    places: dict[str, Place] = {}
+    for name, shape in wanted.items():
+        found = STACKED.fullmatch(name)
+        if found is None:
+            shapes[name] = shape
+            places[name] = Place(name, ())
+            continue
+        whole = f"{found[1]}.{found[3]}"
+        number = int(found[2])
+        shapes[whole] = (max(number + 1, shapes.get(whole, (0,))[0]), *shape)
+        places[name] = Place(whole, (number,))
+    return Arrangement(shapes, places)

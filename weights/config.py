@@ -36,11 +36,26 @@ class Heads(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """A mixture of experts: a router chooses `per_token` of `num` MLPs for each row.
+
+    renormalise: weights of the chosen ones add up to 1; if not, a softmax over all gives them
+    is_stacked:  files hold one tensor for all experts of a layer
+    """
+
+    num: int
+    per_token: int
+    width: int  # of each expert
+    renormalise: bool
+    is_stacked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKind:
     """What a decoder layer is; layers of one kind differ by their weights alone."""
 
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # of the MLP; 0 where there are experts
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -50,6 +65,9 @@ class LayerKind:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    attention_scale: float | None = None  # of scores; None: head_dim^-0.5
+    residual_multiplier: float = 1.0  # of what attention and MLP add to the stream
+    experts: ExpertsConfig | None = None  # None: one MLP
 
     @property
     def heads(self) -> Heads:
@@ -69,6 +87,8 @@ class TargetConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]  # config.json and generation_config.json together
     sliding_window: int | None = None  # of some layer; the engine refuses longer contexts
+    embedding_multiplier: float = 1.0
+    logits_scaling: float = 1.0  # logits are divided by it
 
     @property
     def num_layers(self) -> int:

@@ -36,6 +36,7 @@ class Range:
 
 SIZE = Range(1, 2**31 - 1)
 SCALE = Range(1e-3, 1e6)
+MULTIPLIER = Range(1e-6, 1e6)
 # key -> its values, wherever it stands
 RANGES = {
     **dict.fromkeys(("hidden_size", "target_hidden_size", "intermediate_size"), SIZE),
@@ -49,6 +50,10 @@ RANGES = {
     "rope_theta": Range(2, 1e30),
     **dict.fromkeys(("factor", "attention_factor", "low_freq_factor", "high_freq_factor"), SCALE),
     **dict.fromkeys(("beta_fast", "beta_slow"), SCALE),
+    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), SIZE),
+    **dict.fromkeys(("moe_intermediate_size", "decoder_sparse_step"), SIZE),
+    **dict.fromkeys(("embedding_multiplier", "attention_multiplier"), MULTIPLIER),
+    **dict.fromkeys(("residual_multiplier", "logits_scaling"), MULTIPLIER),
     **dict.fromkeys(("mscale", "mscale_all_dim"), Range(0, 1e6)),  # 0: none
 }
 # a key without a row: what int64 and float32 can hold

@@ -80,18 +80,25 @@ def _groups(tensors: Sequence[TensorEntry]) -> list[tuple[str, list[TensorEntry]
 
 
 def _name_of_all(names: Sequence[str]) -> str | None:
-    """model.layers.{0..31}.mlp.up_proj.weight; None where some of the numbers are missing."""
+    """model.layers.{0..2,5}.mlp.up_proj.weight; None where some combinations are missing."""
     parts = []
     num_named = 1
     for values in zip(*(name.split(".") for name in names), strict=True):
         if len(set(values)) == 1:
             parts.append(values[0])
             continue
-        numbers = set(map(int, values))
-        first, last = min(numbers), max(numbers)
-        num_named *= last - first + 1
-        parts.append(f"{{{first}..{last}}}")
+        numbers = sorted(set(map(int, values)))
+        num_named *= len(numbers)
+        parts.append(f"{{{_runs(numbers)}}}")
     return ".".join(parts) if num_named == len(names) else None
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """0..2,4..5 for these, in order."""
+    starts = [i for i, n in enumerate(numbers) if i == 0 or n != numbers[i - 1] + 1]
+    ends = [*starts[1:], len(numbers)]
+    runs = (numbers[a:b] for a, b in zip(starts, ends, strict=True))
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)
 
 
 def inspect_checkpoint(directory: Path, target: TargetConfig | None = None) -> Inspection:

@@ -26,11 +26,11 @@ TYPES: dict[str, type] = {LENGTH: int, "truncate": bool}
 COMMON = ("rope_theta", "rope_type", "type", "partial_rotary_factor")
 
 
-def read_rope(fields: Fields) -> RopeConfig:
-    """The rope of this config; theta defaults to 10000, as in every family read here."""
+def read_rope(fields: Fields, default_theta: float = 10000.0) -> RopeConfig:
+    """The rope of this config."""
     rope = Fields(_scaling(fields), f"{fields.file}: {_holder(fields)}", fields.problems)
     kind = rope.find(str, "rope_type", "type") or "default"
-    theta = _theta(fields, rope)
+    theta = _theta(fields, rope, default_theta)
     if kind not in KEYS:
         only = ", ".join(get_args(Kind))
         rope.add_problem(f"rope type {kind!r} is not supported, only {only}")
@@ -72,12 +72,12 @@ def _named(found: dict[str, object]) -> dict[str, object]:
     return named
 
 
-def _theta(fields: Fields, rope: Fields) -> float:
+def _theta(fields: Fields, rope: Fields, default: float) -> float:
     inner = rope.find(float, "rope_theta")
     outer = fields.find(float, "rope_theta")
     if inner is not None and outer is not None and inner != outer:
         fields.add_problem(f"rope_theta is {outer}, and {inner} in {_holder(fields)}: keep one")
-    return next((theta for theta in (inner, outer) if theta is not None), 10000.0)
+    return next((theta for theta in (inner, outer) if theta is not None), default)
 
 
 def _build(kind: Kind, theta: float, fields: Fields, rope: Fields) -> RopeConfig:

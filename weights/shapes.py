@@ -5,7 +5,7 @@
 
 from collections.abc import Container, Mapping
 
-from weights.config import EagleConfig, LayerKind, TargetConfig
+from weights.config import EagleConfig, ExpertsConfig, LayerKind, TargetConfig
 from weights.errors import Problems
 from weights.files.header import FLOAT_DTYPES, INTEGER_DTYPES, TensorEntry
 
@@ -51,14 +51,32 @@ def layer_shapes(
         "self_attn.k_proj": (kv, entry_width, layer.qkv_bias),
         "self_attn.v_proj": (kv, entry_width, layer.qkv_bias),
         "self_attn.o_proj": (D, query, layer.o_bias),
-        "mlp.gate_proj": (I, D, layer.mlp_bias),
-        "mlp.up_proj": (I, D, layer.mlp_bias),
-        "mlp.down_proj": (D, I, layer.mlp_bias),
     }
+    if layer.experts is not None:
+        shapes |= _experts_shapes(f"{prefix}mlp.", layer.experts, D)
+    else:
+        products |= {
+            "mlp.gate_proj": (I, D, layer.mlp_bias),
+            "mlp.up_proj": (I, D, layer.mlp_bias),
+            "mlp.down_proj": (D, I, layer.mlp_bias),
+        }
     for name, (rows, columns, bias) in products.items():
         shapes[f"{prefix}{name}.weight"] = (rows, columns)
         if bias:
             shapes[f"{prefix}{name}.bias"] = (rows,)
+    return shapes
+
+
+def _experts_shapes(prefix: str, experts: ExpertsConfig, D: int) -> Shapes:
+    E, I = experts.num, experts.width
+    shapes: Shapes = {f"{prefix}gate.weight": (E, D)}
+    if experts.is_stacked:
+        both = {"gate_up_proj": (E, 2 * I, D), "down_proj": (E, D, I)}
+        return shapes | {f"{prefix}experts.{name}": shape for name, shape in both.items()}
+    products = {"gate_proj": (I, D), "up_proj": (I, D), "down_proj": (D, I)}
+    for e in range(E):
+        for name, shape in products.items():
+            shapes[f"{prefix}experts.{e}.{name}.weight"] = shape
     return shapes
 
 

@@ -41,9 +41,10 @@ def resolve_target(reader: Reader, log: Log) -> TargetConfig:
     family = _family(fields)
     vocab_size = fields.need(int, "vocab_size")
     length = family.max_position_embeddings
+    num_layers = _num_layers(reader, fields)
     config = TargetConfig(
         model_type=_model_type(fields),
-        layers=read_layers(fields, family, _num_layers(reader, fields), log),
+        layers=read_layers(fields, family, num_layers, len(reader.entries), log),
         vocab_size=vocab_size,
         max_position_embeddings=fields.get(int, "max_position_embeddings", length),
         has_tied_head=fields.get(bool, "tie_word_embeddings", False),
@@ -51,6 +52,7 @@ def resolve_target(reader: Reader, log: Log) -> TargetConfig:
         bos_token_id=fields.find(int, "bos_token_id"),
         eos_token_ids=_eos_token_ids(reader, fields, vocab_size, log),
         sliding_window=_window_of_some_layer(fields, family),
+        **(_read_multipliers(fields, log) if family.has_multipliers else {}),
     )
     log.add_read(fields, config, num_layers="num_hidden_layers", vocab_size="vocab_size")
     log.add_read(fields, config, max_position_embeddings="max_position_embeddings")
@@ -122,21 +124,30 @@ def _eos_token_ids(reader: Reader, fields: Fields, vocab_size: int, log: Log) ->
     return tuple(ids)
 
 
+def _read_multipliers(fields: Fields, log: Log) -> dict[str, float]:
+    found = {key: fields.get(float, key, 1.0) for key in ("embedding_multiplier", "logits_scaling")}
+    for key, value in found.items():
+        log.add(key, value, fields.source(key))
+    return found
+
+
 def _window_of_some_layer(fields: Fields, family: Family) -> int | None:
     kinds = layer_types(fields)
     has_windows = "sliding_attention" in kinds
     # transformers' Llama has no windows; vLLM's has those that are listed
-    is_on = family.sliding_window is not None or has_windows
+    is_on = family.has_window or has_windows
     starts = 0
     if family.window_switch is not None:
         is_on = fields.get(bool, family.window_switch, False)
-        starts = fields.get(int, "max_window_layers", MAX_WINDOW_LAYERS)
+    if family.window_start is not None:
+        starts = fields.get(int, family.window_start, MAX_WINDOW_LAYERS)
     if not is_on or (kinds and not has_windows):
         return None
     if not kinds and starts >= fields.need(int, "num_hidden_layers"):
         return None
     if "sliding_window" in fields.nulls:
         return None
-    if family.sliding_window is None:
+    if not family.has_window:
         return fields.need(int, "sliding_window")
-    return fields.get(int, "sliding_window", family.sliding_window)
+    found = fields.find(int, "sliding_window")
+    return family.sliding_window if found is None else found

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from weights.bars import bar, size_text
 from weights.convert import write_whole
+from weights.families.experts import NUM as NUM_EXPERTS
 from weights.fields import read_json_object
 from weights.files.reader import Reader
 from weights.widener import NAMES, Shape, Tensors, Widener, draft_tensors, target_shards
@@ -48,6 +49,7 @@ def widen_pair(source: Path, out: Path, big: Shape, dtype: str, device: torch.de
     _check_empty(source, out)
     names = [name for name in MODELS if name != "eagle1" or (source / name).is_dir()]
     small = {name: _read(source / name, device) for name in names}
+    _check_dense(small)
     total = _num_bytes(small, big, dtype)
     _check_space(out, total)
     print(f"writes {size_text(total)} to {out}", file=sys.stderr)
@@ -67,6 +69,13 @@ def widen_pair(source: Path, out: Path, big: Shape, dtype: str, device: torch.de
                     layers = {"num_hidden_layers": big.num_hidden_layers}
                     config |= layers | {"tie_word_embeddings": False}
                 (part / name / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def _check_dense(small: Mapping[str, Model]) -> None:
+    """Refuse experts, which nothing here makes larger without a change of what is chosen."""
+    keys = [key for key in NUM_EXPERTS if key in small["target"][0]]
+    if keys:
+        raise ValueError(f"config.json: {keys[0]}: a target with experts cannot be widened")
 
 
 def _small_shape(small: Mapping[str, Model]) -> Shape:

@@ -23,7 +23,7 @@ def refusal(directory) -> CheckpointError:
     return error.value
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name, row in FAMILIES.items() if row.experts is None])
 @pytest.mark.parametrize("has_tied_head", [False, True])
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_a_target_comes_back_as_it_was_written(tmp_path, family, has_tied_head, num_shards):
@@ -40,9 +40,10 @@ def test_products_are_fused_in_the_order_of_their_names(tmp_path):
     write_target(tmp_path, target)
     pieces = load_file(tmp_path / "model.safetensors")
     tensors = load_target(tmp_path, progress=False).tensors
-    for whole, parts in FUSED.items():
-        expected = torch.cat([pieces[f"model.layers.3.{part}.weight"] for part in parts])
-        assert torch.equal(tensors[f"layers.3.{whole}.weight"], expected)
+    for owner, (whole, parts) in zip(("self_attn", "mlp"), FUSED.items(), strict=True):
+        prefix = f"layers.3.{owner}"
+        expected = torch.cat([pieces[f"model.{prefix}.{part}.weight"] for part in parts])
+        assert torch.equal(tensors[f"{prefix}.{whole}.weight"], expected)
 
 
 def test_the_stored_dtype_is_kept_and_a_cast_is_noted(tmp_path):
@@ -144,7 +145,7 @@ def test_harmless_leftovers_are_ignored_and_listed(tmp_path):
             {"model_type": "gemma3", "architectures": ["Gemma3ForCausalLM"]},
             "model_type 'gemma3' is not supported",
         ),
-        ({"model_type": "mixtral"}, "model_type 'mixtral' is not supported"),
+        ({"model_type": "deepseek_v3"}, "model_type 'deepseek_v3' is not supported"),
         (
             {"architectures": ["LlamaForSequenceClassification"]},
             "only LlamaForCausalLM is supported",

@@ -1,5 +1,6 @@
 """The widened pair keeps the small one's tokens and acceptance, though every shape differs."""
 
+import json
 import os
 import shutil
 from contextlib import redirect_stderr
@@ -138,6 +139,15 @@ def test_a_config_of_a_source_that_is_no_object_names_its_file(tmp_path, text):
     (tmp_path / "source" / "target" / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"(?s)source/target.*config\.json"):
         widen_tiny(tmp_path / "source", tmp_path / "out")
+
+
+def test_a_target_with_experts_is_refused(tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(demo_directory("target").parent, source)
+    file = source / "target" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_local_experts": 8}))
+    with pytest.raises(ValueError, match="num_local_experts: a target with experts cannot be"):
+        widen_tiny(source, tmp_path / "out")
 
 
 @pytest.mark.parametrize("part", ["target", "eagle3", "eagle1"])

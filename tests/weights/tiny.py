@@ -10,19 +10,15 @@ from torch import Tensor
 
 from tests.weights.pieces import arranged, rope_keys, unfuse
 from weights import BindingReport, EagleConfig, LayerKind, LoadedTarget, RopeConfig, TargetConfig
+from weights.families.table import FAMILIES
 from weights.shapes import Shapes, eagle_shapes, target_shapes
 
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 BIASES = {
     "llama": (False, False, False),
     "mistral": (False, False, False),
     "qwen2": (True, False, False),
     "qwen3": (False, False, True),
+    "granite": (False, False, False),
 }
 
 LAYER = LayerKind(
@@ -41,9 +37,12 @@ def tiny_target(
 ) -> LoadedTarget:
     """A target with random weights, as if loaded; V 96, L 8, D 32."""
     qkv_bias, o_bias, qk_norm = BIASES[model_type]
+    kind = dataclasses.replace(LAYER, qkv_bias=qkv_bias, o_bias=o_bias, qk_norm=qk_norm)
+    if FAMILIES[model_type].has_multipliers:
+        kind = dataclasses.replace(kind, attention_scale=0.2, residual_multiplier=0.7)
     config = TargetConfig(
         model_type=model_type,
-        layers=(dataclasses.replace(LAYER, qkv_bias=qkv_bias, o_bias=o_bias, qk_norm=qk_norm),) * 8,
+        layers=(kind,) * 8,
         vocab_size=96,
         max_position_embeddings=256,
         has_tied_head=has_tied_head,
@@ -87,7 +86,7 @@ def write_target(
 def target_keys(config: TargetConfig) -> dict[str, object]:
     layer = config.layers[0]
     return {
-        "architectures": [ARCHITECTURES[config.model_type]],
+        "architectures": [FAMILIES[config.model_type].architecture],
         "model_type": config.model_type,
         "hidden_size": layer.hidden_size,
         "intermediate_size": layer.intermediate_size,
@@ -104,6 +103,8 @@ def target_keys(config: TargetConfig) -> dict[str, object]:
         "bos_token_id": config.bos_token_id,
         "eos_token_id": 1,
         "attention_bias": layer.o_bias,
+        "attention_multiplier": layer.attention_scale,
+        "residual_multiplier": layer.residual_multiplier,
         **rope_keys(layer.rope, new=True),
     }
 

@@ -44,7 +44,10 @@ def resolve_layer(sources: Sources) -> LayerKind:
         head_dim=_head_dim(sources, hidden_size, num_heads, num_kv_heads),
         rms_norm_eps=fields.get(float, "rms_norm_eps", 1e-6),
         rope=read_rope(fields),
-        **{field: _switch(sources, field, names) for field, names in SWITCHES.items()},
+        qkv_bias=_switch(sources, "qkv_bias"),
+        o_bias=_switch(sources, "o_bias"),
+        mlp_bias=_switch(sources, "mlp_bias"),
+        qk_norm=_switch(sources, "qk_norm"),
     )
     check_layer(layer, _with_file(sources, log.rows["head_dim"].source), fields)
     log.add_read(fields, layer, num_heads="num_attention_heads", num_kv_heads="num_key_value_heads")
@@ -71,8 +74,9 @@ def _with_file(sources: Sources, source: str) -> str:
     return source if held is None else f"{held.file.name}: {source}"
 
 
-def _switch(sources: Sources, field: str, names: list[str]) -> bool:
+def _switch(sources: Sources, field: str) -> bool:
     """By tensors alone: configs copy the target's `attention_bias` though the draft has none."""
+    names = SWITCHES[field]
     found = next((name for name in names if sources.has(name)), None)
     sources.log.add(field, found is not None, sources.presence(found or names[0]))
     return found is not None

@@ -6,6 +6,19 @@ from weights.rename import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsRow:
+    """Where config.json says what about experts, and what counts where it does not."""
+
+    num: int
+    per_token: int
+    width: str  # the key of an expert's width
+    default_width: int | None = None  # None: the key must be there
+    renormalise: bool | str = True
+    has_dense_layers: bool = False  # where decoder_sparse_step and mlp_only_layers say so
+    is_stacked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """How one model type differs from plain Llama; a string is the key of config.json to read."""
 
@@ -17,6 +30,12 @@ class Family:
     qk_norm: bool = False
     head_dim: int | None = None  # where config.json has none; None: hidden_size / num_heads
     max_position_embeddings: int = 2048
-    sliding_window: int | None = None
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    has_window: bool = False  # where sliding_window is in config.json; it may be null
+    sliding_window: int | None = None  # where it is not there
     window_switch: str | None = None  # the key that turns the window on
+    window_start: str | None = None  # the key of the first layer that has one; None: all have
+    has_multipliers: bool = False  # of embeddings, scores, residuals and logits
+    experts: ExpertsRow | None = None
     names: tuple[Row, ...] = ()  # its own names and what it drops, after TARGET_ROWS

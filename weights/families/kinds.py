@@ -1,45 +1,74 @@
 """The layers of a target, from its config.json and the row of its family."""
 
+import dataclasses
+
 from weights.config import LayerKind
+from weights.families.experts import check_count, have_experts, read_experts
 from weights.families.family import Family
 from weights.fields import Fields, check_layer
 from weights.report import Log
 from weights.rope import read_rope, rope_source
 
 
-def read_layers(fields: Fields, family: Family, num_layers: int, log: Log) -> tuple[LayerKind, ...]:
-    """Read the kind of each layer; those that are alike share it."""
-    return (_read_kind(fields, family, log),) * num_layers
+def read_layers(
+    fields: Fields, family: Family, num_layers: int, num_tensors: int, log: Log
+) -> tuple[LayerKind, ...]:
+    """Read the kind of each layer; those that are alike share it.
+
+    num_tensors: in the files; more experts than these are not even named
+    """
+    row = family.experts
+    if row is None:
+        return (_read_kind(fields, family, log, is_dense=True),) * num_layers
+    is_sparse = have_experts(fields, row, num_layers, log)
+    base = _read_kind(fields, family, log, is_dense=not all(is_sparse))
+    experts = read_experts(fields, row, log)
+    check_count(fields, experts, sum(is_sparse), num_tensors)
+    sparse = dataclasses.replace(base, intermediate_size=0, experts=experts)
+    return tuple(sparse if each else base for each in is_sparse)
 
 
-def _read_kind(fields: Fields, family: Family, log: Log) -> LayerKind:
+def _read_kind(fields: Fields, family: Family, log: Log, is_dense: bool) -> LayerKind:
+    """Read what all layers have in common, and the width of the MLP if some layer has one."""
     hidden_size = fields.need(int, "hidden_size")
     num_heads = fields.need(int, "num_attention_heads")
     head_dim = family.head_dim or hidden_size // max(num_heads, 1)
-    layer = LayerKind(
+    has_multipliers = family.has_multipliers
+    kind = LayerKind(
         hidden_size=hidden_size,
-        intermediate_size=fields.need(int, "intermediate_size"),
+        intermediate_size=fields.need(int, "intermediate_size") if is_dense else 0,
         num_heads=num_heads,
         num_kv_heads=fields.get(int, "num_key_value_heads", num_heads),
         head_dim=fields.get(int, "head_dim", head_dim),
-        rms_norm_eps=fields.get(float, "rms_norm_eps", 1e-6),
-        rope=read_rope(fields),
+        rms_norm_eps=fields.get(float, "rms_norm_eps", family.rms_norm_eps),
+        rope=read_rope(fields, family.rope_theta),
         qkv_bias=_switch(fields, family.qkv_bias),
         o_bias=_switch(fields, family.o_bias),
         mlp_bias=_switch(fields, family.mlp_bias),
         qk_norm=family.qk_norm,
+        attention_scale=_multiplier(fields, "attention_multiplier") if has_multipliers else None,
+        residual_multiplier=_multiplier(fields, "residual_multiplier") if has_multipliers else 1.0,
     )
-    check_layer(layer, fields.source("head_dim"), fields)
-    log.add_read(fields, layer, hidden_size="hidden_size", intermediate_size="intermediate_size")
-    log.add_read(fields, layer, num_heads="num_attention_heads", num_kv_heads="num_key_value_heads")
-    log.add_read(fields, layer, head_dim="head_dim", rms_norm_eps="rms_norm_eps")
-    log.add("rope", layer.rope, rope_source(fields))
+    check_layer(kind, fields.source("head_dim"), fields)
+    log.add_read(fields, kind, hidden_size="hidden_size")
+    if is_dense:
+        log.add_read(fields, kind, intermediate_size="intermediate_size")
+    log.add_read(fields, kind, num_heads="num_attention_heads", num_kv_heads="num_key_value_heads")
+    log.add_read(fields, kind, head_dim="head_dim", rms_norm_eps="rms_norm_eps")
+    log.add("rope", kind.rope, rope_source(fields))
     for name in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm"):
         switch = getattr(family, name)
         source = fields.source(switch) if isinstance(switch, str) else "the model family"
-        log.add(name, getattr(layer, name), source)
-    return layer
+        log.add(name, getattr(kind, name), source)
+    if has_multipliers:
+        log.add_read(fields, kind, attention_scale="attention_multiplier")
+        log.add_read(fields, kind, residual_multiplier="residual_multiplier")
+    return kind
 
 
 def _switch(fields: Fields, switch: bool | str) -> bool:
     return fields.get(bool, switch, False) if isinstance(switch, str) else switch
+
+
+def _multiplier(fields: Fields, key: str) -> float:
+    return fields.get(float, key, 1.0)

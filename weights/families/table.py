@@ -1,9 +1,14 @@
 """The rows, by model_type.
 
-Facts: transformers, models/{llama,mistral,qwen2,qwen3}/{configuration,modeling}_*.py.
+Facts: transformers, models/MODEL_TYPE/{configuration,modeling}_*.py; names of tensors:
+conversion_mapping.py there.
 """
 
-from weights.families.family import Family
+from weights.families.family import ExpertsRow, Family
+from weights.rename import Row
+
+MIXTRAL = "Mixtral's own"
+GRANITE = "Granite-MoE's own"
 
 FAMILIES = {
     "llama": Family(
@@ -17,6 +22,7 @@ FAMILIES = {
         title="Mistral",
         architecture="MistralForCausalLM",
         max_position_embeddings=131072,
+        has_window=True,
         sliding_window=4096,
     ),
     "qwen2": Family(
@@ -24,8 +30,10 @@ FAMILIES = {
         architecture="Qwen2ForCausalLM",
         qkv_bias=True,
         max_position_embeddings=32768,
+        has_window=True,
         sliding_window=4096,
         window_switch="use_sliding_window",
+        window_start="max_window_layers",
     ),
     "qwen3": Family(
         title="Qwen3",
@@ -35,8 +43,65 @@ FAMILIES = {
         qk_norm=True,
         head_dim=128,
         max_position_embeddings=32768,
+        has_window=True,
         sliding_window=4096,
         window_switch="use_sliding_window",
+        window_start="max_window_layers",
+    ),
+    "granite": Family(
+        title="Granite",
+        architecture="GraniteForCausalLM",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        has_multipliers=True,
+    ),
+    "qwen3_moe": Family(
+        title="Qwen3-MoE",
+        architecture="Qwen3MoeForCausalLM",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        qk_norm=True,
+        max_position_embeddings=32768,
+        has_window=True,
+        sliding_window=4096,
+        window_switch="use_sliding_window",
+        experts=ExpertsRow(
+            num=128,
+            per_token=8,
+            width="moe_intermediate_size",
+            default_width=768,
+            renormalise="norm_topk_prob",
+            has_dense_layers=True,
+        ),
+    ),
+    "mixtral": Family(
+        title="Mixtral",
+        architecture="MixtralForCausalLM",
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-5,
+        rope_theta=1e6,
+        has_window=True,
+        names=(
+            Row(r"\.block_sparse_moe\.", ".mlp.", MIXTRAL),
+            Row(r"\.w1\.weight$", ".gate_proj.weight", MIXTRAL),
+            Row(r"\.w3\.weight$", ".up_proj.weight", MIXTRAL),
+            Row(r"\.w2\.weight$", ".down_proj.weight", MIXTRAL),
+        ),
+        experts=ExpertsRow(num=8, per_token=2, width="intermediate_size"),
+    ),
+    "granitemoe": Family(
+        title="Granite-MoE",
+        architecture="GraniteMoeForCausalLM",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        has_multipliers=True,
+        names=(
+            Row(r"\.block_sparse_moe\.router\.layer\.", ".mlp.gate.", GRANITE),
+            Row(r"\.block_sparse_moe\.input_linear\.weight$", ".mlp.experts.gate_up_proj", GRANITE),
+            Row(r"\.block_sparse_moe\.output_linear\.weight$", ".mlp.experts.down_proj", GRANITE),
+        ),
+        experts=ExpertsRow(num=8, per_token=2, width="intermediate_size", is_stacked=True),
     ),
 }
 

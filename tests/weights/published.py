@@ -1,0 +1,52 @@
+"""Tiny random targets that transformers makes and saves, and what its eager attention says."""
+
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+
+SIZES = {
+    **{"vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 6, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "max_position_embeddings": 256, "use_cache": False},
+    "eos_token_id": 1,
+}
+QWEN3 = {"head_dim": 16, "intermediate_size": 80, "moe_intermediate_size": 24}
+EXPERTS = {"num_experts_per_tok": 3, "num_local_experts": 12}
+MULTIPLIERS = {
+    **{"embedding_multiplier": 6.0, "attention_multiplier": 0.4},
+    **{"residual_multiplier": 0.6, "logits_scaling": 3.0},
+}
+# name: prefix of the classes in transformers, and keys of its config
+TARGETS = {
+    "qwen3_moe, a dense layer": (
+        "Qwen3Moe",
+        QWEN3 | EXPERTS | {"mlp_only_layers": [3], "norm_topk_prob": True},
+    ),
+    "qwen3_moe, every second": (
+        "Qwen3Moe",
+        QWEN3 | EXPERTS | {"decoder_sparse_step": 2, "norm_topk_prob": False},
+    ),
+    "mixtral": ("Mixtral", EXPERTS | {"intermediate_size": 24}),
+    "granitemoe": ("GraniteMoe", EXPERTS | MULTIPLIERS | {"intermediate_size": 24}),
+    "granite": ("Granite", MULTIPLIERS | {"intermediate_size": 80}),
+}
+
+
+def save(name: str, directory: Path, seed: int = 0) -> torch.nn.Module:
+    """Make the target of this name, save it, and return it in evaluation mode."""
+    prefix, keys = TARGETS[name]
+    config = getattr(transformers, f"{prefix}Config")(**SIZES, **keys)
+    config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
+    for key, tensor in model.named_parameters():
+        tensor.data.normal_(float("norm" in key), 0.15 if "norm" in key or "embed" in key else 0.3)
+    model.save_pretrained(directory)
+    return model
+
+
+@torch.no_grad()
+def logits_of(model: torch.nn.Module, tokens: list[int]) -> Tensor:
+    """Compute [tokens, V] by transformers."""
+    return model(torch.tensor([tokens])).logits[0]

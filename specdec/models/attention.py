@@ -60,10 +60,13 @@ def room_for(q_THC: Tensor) -> Tensor:
 
 @opaque(writes="out_THC")
 @eager_break_during_capture
-def attend(q_THC: Tensor, out_THC: Tensor, layer: int, is_picked: bool) -> None:
+def attend(
+    q_THC: Tensor, out_THC: Tensor, layer: int, is_picked: bool, scale: float | None = None
+) -> None:
     """Overwrite out_THC with the causal attention of every row over its request's cached keys.
 
     is_picked: the rows are the ones that the pass's last layer finishes, not all of the pass
+    scale: of scores, as paged_attention has it
     """
     other = backend.get().attend
     if other is not None:
@@ -73,9 +76,14 @@ def attend(q_THC: Tensor, out_THC: Tensor, layer: int, is_picked: bool) -> None:
     cache = metadata.layer_caches[layer]
     groups = metadata.finished if is_picked else metadata.groups
     for rows in groups:
-        paged_attention(q_THC, out_THC, cache, rows)
+        paged_attention(q_THC, out_THC, cache, rows, scale)
         if rows is not groups[-1]:
             q_THC, out_THC = q_THC[rows.num_rows :], out_THC[rows.num_rows :]
+
+
+def cache_slots() -> Tensor:
+    """List the cache slots of the pass's rows; -1: a row of padding."""
+    return _metadata().slot_mapping
 
 
 def finished_rows() -> Tensor | None:

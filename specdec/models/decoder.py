@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels.linear import Sums, linear
+from specdec.models.experts import Experts
 from specdec.models.layers import MLP, Attention, Embedding, RMSNorm
 from weights.config import LayerKind, RopeConfig, TargetConfig
 
@@ -24,7 +25,7 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(kind.hidden_size, kind.rms_norm_eps)
         self.self_attn = Attention(kind, index, rope, kind.hidden_size)
         self.post_attention_layernorm = RMSNorm(kind.hidden_size, kind.rms_norm_eps)
-        self.mlp = MLP(kind)
+        self.mlp = MLP(kind) if kind.experts is None else Experts(kind.hidden_size, kind.experts)
 
     def forward(self, normed_TD: Tensor, stream_TD: Tensor) -> tuple[Sums, Tensor]:
         """Take the entering stream and its norm to the last product and the stream to add it to."""
@@ -34,9 +35,13 @@ class DecoderLayer(nn.Module):
         self, q_THC: Tensor, stream_TD: Tensor, rows_X: Tensor | None = None
     ) -> tuple[Sums, Tensor]:
         """Go on once keys and values are cached. rows: those of the results; None: all."""
+        factor = self.kind.residual_multiplier
         sums, stream_XD = self.self_attn.finish(q_THC, stream_TD, rows_X)
+        sums = sums._replace(factor=factor)
         normed_XD, stream_XD = self.post_attention_layernorm.add(sums, stream_XD)
-        return self.mlp(normed_XD), stream_XD
+        is_dense = isinstance(self.mlp, MLP)
+        sums = self.mlp(normed_XD) if is_dense else self.mlp(normed_XD, rows_X)
+        return sums._replace(factor=factor), stream_XD
 
 
 class DecoderModel(nn.Module):
@@ -64,6 +69,8 @@ class DecoderModel(nn.Module):
         self._first_norm = (first_norm,)
         self._path = list(zip(layers, [*next_norms, self.norm], strict=True))
         self.lm_head = Embedding(config.vocab_size, D)  # never run: see logits
+        self.embedding_factor = config.embedding_multiplier
+        self.logits_factor = 1.0 / config.logits_scaling
 
     def forward(self, input_ids_T: Tensor, aux_out_TE: Tensor) -> Tensor:
         """Compute hidden states after the final norm [T, D]; the taps fill aux_out_TE."""
@@ -72,6 +79,8 @@ class DecoderModel(nn.Module):
     def begin(self, input_ids_T: Tensor, aux_out_TE: Tensor) -> tuple[Tensor, Tensor]:
         """Cache all KV; return the last layer's queries [T, H, C] and the stream that enters it."""
         stream_TD: Tensor = self.embed_tokens(input_ids_T)
+        if self.embedding_factor != 1.0:
+            stream_TD = stream_TD * self.embedding_factor
         normed_TD: Tensor = self._first_norm[0](stream_TD)
         embedding_tap_TD = self.tap(0, aux_out_TE)
         if embedding_tap_TD is not None:
@@ -128,5 +137,6 @@ class DecoderModel(nn.Module):
         return aux_out_TE[:, self.columns[boundary] * D :][:, :D]
 
     def logits(self, hidden_XD: Tensor) -> Tensor:
-        """Compute float32 accumulators of the last product, [X, V], never rounded."""
-        return linear(hidden_XD, self.lm_head.weight, out_dtype=torch.float32)
+        """Compute the last product in float32 [X, V], times its factor; best_token does so too."""
+        logits_XV = linear(hidden_XD, self.lm_head.weight, out_dtype=torch.float32)
+        return logits_XV if self.logits_factor == 1.0 else logits_XV.mul_(self.logits_factor)

@@ -73,6 +73,7 @@ class Attention(nn.Module):
         C = config.head_dim
         self.index = index
         self.rope = rope
+        self.scale = config.attention_scale
         self._query_columns = H * C
         self.qkv_proj = Linear(num_in, (H + 2 * G) * C, config.qkv_bias)
         self.o_proj = Linear(H * C, config.hidden_size, config.o_bias)
@@ -98,7 +99,7 @@ class Attention(nn.Module):
         if rows_X is not None:
             q_THC, stream_TD = take_rows(q_THC, stream_TD, rows_X)
         out_THC = room_for(q_THC)
-        attend(q_THC, out_THC, self.index, is_picked)
+        attend(q_THC, out_THC, self.index, is_picked, self.scale)
         return self.o_proj.sums(out_THC.flatten(1)), stream_TD
 
 

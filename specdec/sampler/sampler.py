@@ -66,7 +66,7 @@ class Sampler:
         if not flags.logits:
             state = self.state  # no logits are written out
             mask = StopMask(rows.position_T, rows.state_T, state.min_positions, state.stop_ids)
-            best_token(hidden_TD, self.model.lm_head.weight, out_T, mask)
+            best_token(hidden_TD, self.model.lm_head.weight, out_T, mask, self.model.logits_factor)
             return
         logits_TV = self.model.logits(hidden_TD)
         self._raw_TV = logits_TV.clone() if flags.logprobs >= 0 else None

@@ -20,7 +20,7 @@ from specdec.sizes import PLAIN, EngineSizes, TreeShape
 from tests.specdec.buffer_tensors import buffer_tensors
 from tests.specdec.tiny_pair import changed, lively, random_draft
 from tests.weights.tiny import eagle1_config, eagle3_config, tiny_target
-from weights import LoadedEagle, LoadedTarget
+from weights import ExpertsConfig, LoadedEagle, LoadedTarget
 from weights.shapes import target_shapes
 
 NUM_REQS, NUM_ROWS = 32, 36  # the last rows of the state are free
@@ -46,7 +46,7 @@ def make_backend(name: str) -> tuple[GraphBackend | None, torch.device]:
 
 
 def tiny(draft: str | None, device: torch.device, head_dim: int = 32) -> Pair:
-    """Two layers of 64 channels; "eagle3", "eagle1" or no draft."""
+    """Two layers of 64 channels; "eagle3", "eagle1" or no draft, or "eagle3, experts"."""
     plain = tiny_target()
     config = changed(
         plain.config,
@@ -57,14 +57,18 @@ def tiny(draft: str | None, device: torch.device, head_dim: int = 32) -> Pair:
         num_kv_heads=1,
         head_dim=head_dim,
     )
+    if draft is not None and draft.endswith("experts"):
+        experts = ExpertsConfig(num=12, per_token=3, width=24, renormalise=True)
+        kind = dataclasses.replace(config.layers[0], intermediate_size=0, experts=experts)
+        config = dataclasses.replace(config, layers=(config.layers[0], kind))
     target = dataclasses.replace(
         plain, config=config, tensors=_on(device, lively(target_shapes(config)))
     )
     if draft is None:
         return Pair(target, None, device)
-    make = eagle3_config if draft == "eagle3" else eagle1_config
+    make = eagle3_config if draft.startswith("eagle3") else eagle1_config
     changes = {"intermediate_size": 96, "num_heads": 2, "num_kv_heads": 1, "head_dim": head_dim}
-    taps = {"aux_boundaries": (0, 1, 2)} if draft == "eagle3" else {}
+    taps = {"aux_boundaries": (0, 1, 2)} if draft.startswith("eagle3") else {}
     eagle = random_draft(make(target, **changes, **taps))
     return Pair(target, dataclasses.replace(eagle, tensors=_on(device, eagle.tensors)), device)
 

@@ -14,7 +14,9 @@ from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes
 from tests.specdec.tiny_pair import changed, on_disk, random_draft
+from tests.weights.published import save
 from tests.weights.tiny import eagle3_config, tiny_target
+from weights import load_target
 
 NUM_ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 200]
 WIDTHS = [
@@ -123,6 +125,7 @@ def test_the_blocks_compute_what_torch_computes():
 SHAPES = {
     "plain": {},
     "odd sizes": {"hidden_size": 30, "intermediate_size": 37, "num_heads": 3, "num_kv_heads": 1},
+    "experts": {},
 }
 LENGTHS = [70, 1, 9, 130, 3, 64, 17, 8]
 BLOCKS = 3  # of each request
@@ -133,8 +136,13 @@ PROMPTS = [
 
 @pytest.fixture(scope="module", params=SHAPES)
 def pair(request, tmp_path_factory):
-    config = changed(tiny_target("qwen3").config, num_layers=3, **SHAPES[request.param])
-    target = on_disk(tmp_path_factory.mktemp("target"), config).loaded
+    directory = tmp_path_factory.mktemp("target")
+    if request.param == "experts":
+        save("qwen3_moe, a dense layer", directory)
+        target = load_target(directory, progress=False)
+    else:
+        config = changed(tiny_target("qwen3").config, num_layers=3, **SHAPES[request.param])
+        target = on_disk(directory, config).loaded
     return target, random_draft(eagle3_config(target, aux_boundaries=(0, 1, 3)))
 
 

@@ -54,7 +54,13 @@ def expected():
     return walk
 
 
-PAIRS = [(None, 0, 32), ("eagle3", 1, 96), ("eagle3", 3, 32), ("eagle1", 2, 32)]
+PAIRS = [
+    (None, 0, 32),
+    ("eagle3", 1, 96),
+    ("eagle3", 3, 32),
+    ("eagle1", 2, 32),
+    ("eagle3, experts", 3, 32),
+]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +131,12 @@ def test_rounds_replay_whole_and_chunks_in_pieces(expected, backend):
 
 @graphs
 @pytest.mark.parametrize(
-    "draft, k", [("eagle3", 3), pytest.param("eagle1", 2, marks=pytest.mark.slow)]
+    "draft, k",
+    [
+        ("eagle3", 3),
+        pytest.param("eagle1", 2, marks=pytest.mark.slow),
+        pytest.param("eagle3, experts", 3, marks=pytest.mark.slow),
+    ],
 )
 def test_compiled_pieces_give_the_same_drafts(expected, backend, draft, k):
     captures, device = make_backend(backend)

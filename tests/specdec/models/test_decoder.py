@@ -12,6 +12,7 @@ from specdec.kernels.rotate_and_store import rotate_and_store
 from specdec.runner import Runner
 from specdec.sizes import EngineSizes
 from specdec.start.load import assemble
+from tests.specdec.models.written import SilentTokenizer
 from tests.specdec.tiny_pair import changed, on_disk, random_draft
 from tests.weights.tiny import eagle3_config, tiny_target
 from weights import RopeConfig
@@ -140,13 +141,6 @@ def engine_tokens(target, eagle, num_drafts, chunk, prompts=PROMPTS, num_tokens=
     while engine.has_unfinished:
         engine.step()
     return [request.token_ids for request in requests]
-
-
-class SilentTokenizer:
-    """Random targets have no text."""
-
-    def decode(self, token_ids, skip_special_tokens=True):
-        return ""
 
 
 def margin(reference, prompt, tokens):

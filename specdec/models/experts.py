@@ -1,0 +1,59 @@
+"""A mixture of experts in the place of an MLP, by the checkpoint's names.
+
+Rows of padding choose no expert. Letters: T rows, D hidden, E experts, I width of each.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from specdec.kernels.experts.mlp import experts_mlp
+from specdec.kernels.experts.route import route
+from specdec.kernels.experts.router import router_logits
+from specdec.kernels.linear import Sums
+from specdec.kernels.opaque import opaque
+from specdec.models.attention import cache_slots
+from specdec.models.layers import Linear
+from weights.config import ExpertsConfig
+
+
+class Experts(nn.Module):
+    """A router, and the MLPs among which it chooses for each row."""
+
+    def __init__(self, hidden_size: int, config: ExpertsConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.gate = Linear(hidden_size, config.num)
+        self.experts = ExpertWeights(hidden_size, config)
+
+    def forward(self, x_TD: Tensor, rows_T: Tensor | None = None) -> Sums:
+        """rows: which rows of the pass these are; None: all, in order."""
+        logits = router_logits(x_TD, self.gate.weight)
+        chosen = choose_experts(logits, self.config.per_token, self.config.renormalise, rows_T)
+        return experts_mlp(x_TD, *chosen, self.experts.gate_up_proj, self.experts.down_proj)
+
+
+class ExpertWeights(nn.Module):
+    """The weights of all experts of a layer; gate rows before up rows."""
+
+    def __init__(self, hidden_size: int, config: ExpertsConfig) -> None:
+        super().__init__()
+        E, I = config.num, config.width
+        self.gate_up_proj = nn.Parameter(torch.empty(E, 2 * I, hidden_size), requires_grad=False)
+        self.down_proj = nn.Parameter(torch.empty(E, hidden_size, I), requires_grad=False)
+
+
+def _empty_choice(
+    logits: Sums, num_chosen: int, is_renormalized: bool, rows_T: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    T = logits.parts_STN.shape[1]
+    ids_TS = logits.parts_STN.new_empty(T, num_chosen, dtype=torch.int32)
+    return ids_TS, logits.parts_STN.new_empty(T, num_chosen)
+
+
+@opaque(_empty_choice)
+def choose_experts(
+    logits: Sums, num_chosen: int, is_renormalized: bool, rows_T: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return ids and weights of each row's experts [T, k]; see route.py."""
+    found = route(logits, num_chosen, is_renormalized, cache_slots(), rows_T)
+    return found.ids_TS, found.weights_TS

@@ -42,9 +42,9 @@ def group(ids_TS: Tensor, num_experts: int, block_m: int) -> Groups:
     M, B = most_tiles(P, E, block_m), -(-P // PAIRS)
     pair_P, tiles_M3 = ids_TS.new_empty(P), ids_TS.new_empty(M, 3)
     before_EB, count_E = ids_TS.new_empty(E, B), ids_TS.new_empty(E)
-    options = {"num_warps": 4} | launch_options(ids_TS)
-    _count_kernel[(E,)](before_EB, count_E, ids_TS, P, B, PAIRS=PAIRS, BLOCKS=BLOCKS, **options)
-    sizes = {"BLOCK_M": block_m, "BLOCK_E": next_power_of_2(E), "PAIRS": PAIRS, "TILES": TILES}
+    options = {"PAIRS": PAIRS, "num_warps": 8} | launch_options(ids_TS)
+    _count_kernel[(E,)](before_EB, count_E, ids_TS, P, B, BLOCKS=BLOCKS, **options)
+    sizes = {"BLOCK_M": block_m, "BLOCK_E": next_power_of_2(E), "TILES": TILES}
     tensors = (pair_P, tiles_M3, ids_TS, before_EB, count_E)
     _place_kernel[(B + -(-M // TILES),)](*tensors, P, B, M, E, **sizes, **options)
     return Groups(pair_P, tiles_M3)

@@ -1,5 +1,9 @@
 """The experts' kernels have the bits of linear.py and gate_up.py, for every mixture of rows."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -159,6 +163,23 @@ def test_grids_depend_on_the_number_of_rows_alone(exact_interpreter, monkeypatch
             launch_expert_parts(x, choices(T, 12, 3, "cpu", how), *weights)
         assert len(set(grids)) == 1, grids  # I and D are one tile
         grids.clear()
+
+
+@pytest.mark.parametrize("which", [[], pytest.param(["all"], marks=pytest.mark.slow)])
+def test_kernels_compile_for_a_hopper_gpu(which):
+    """In a process without the interpreter, for which kernels are something else."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.specdec.kernels.compile_experts", *which]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [line.split() for line in done.stdout.splitlines()]
+    products = [line for line in found if line[0] == "_expert_kernel"]
+    assert len(products) == len(found) - 4 >= 4
+    for name, shared, num_spilled, *columns in found:
+        assert int(shared) <= SHARED_MEMORY
+        assert num_spilled == "0", name
+        assert len(columns) == 1
+        assert (columns != ["0"]) == (name == "_expert_kernel")  # on tensor cores
 
 
 @pytest.mark.gpu

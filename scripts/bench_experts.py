@@ -24,7 +24,8 @@ from specdec.bench.timing import measure_bandwidth, per_call_ms
 from specdec.kernels import triton
 from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.experts.products import launch_expert_parts
-from specdec.kernels.experts.tiles import BLOCK_M, FEW_ROWS, ExpertTiles, candidates, expert_tiles
+from specdec.kernels.experts.tiles import FEW_ROWS, ExpertTiles, candidates, expert_tiles
+from specdec.kernels.experts.tiles import ROWS as ROWS_OF_TILES
 from specdec.kernels.tile_shapes import row_class
 
 
@@ -43,10 +44,9 @@ def ways(T: int, sizes: Sizes) -> Iterator[tuple[int, bool]]:
     """Give rows of a tile, and whether pairs are sorted."""
     if T <= FEW_ROWS:
         yield row_class(T), False
-    least, most = BLOCK_M
     mean = T * sizes.k / sizes.E
-    for block_m in (16, 32, 64, 128):
-        if least <= block_m <= most and block_m <= 8 * max(mean, 4):
+    for block_m in ROWS_OF_TILES:
+        if mean / 4 <= block_m <= 4 * max(mean, 8):
             yield block_m, True
 
 
@@ -73,7 +73,7 @@ def search(sizes: Sizes, T: int, device: torch.device) -> Iterator[Row]:
             return math.inf
 
     weights = layers[0].gate_up.shape, layers[0].down.shape
-    rule = expert_tiles(row_class(T), sizes.k, *weights, x.dtype)
+    rule = expert_tiles(T, sizes.k, *weights, x.dtype)
     yield {"model": sizes.model, "rows": T, "us": time(None), "tiles": rule, "is_rule": True}
     for block_m, is_sorted in ways(T, sizes):
         first, second = (

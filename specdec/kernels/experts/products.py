@@ -15,7 +15,7 @@ from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import describe
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
-from specdec.kernels.tile_shapes import Shape, row_class
+from specdec.kernels.tile_shapes import Shape, row_pieces
 from specdec.kernels.tiles import place_of
 
 
@@ -31,7 +31,7 @@ def launch_expert_parts(
     assert x_TD.stride(1) == 1, x_TD.stride()
     assert ids_TS.is_contiguous(), ids_TS.stride()
     if tiles is None:
-        tiles = expert_tiles(row_class(T), k, gate_up_EXD.shape, down_EDI.shape, x_TD.dtype)
+        tiles = expert_tiles(T, k, gate_up_EXD.shape, down_EDI.shape, x_TD.dtype)
     assert tiles.is_sorted or tiles.gate_up.block_m >= T, (T, tiles)
     pairs = group(ids_TS, E, tiles.gate_up.block_m) if tiles.is_sorted else (ids_TS, None)
     h_PI, y_STD = x_TD.new_empty(T * k, I), x_TD.new_empty(k, T, D)
@@ -57,7 +57,8 @@ def _launch(
     num_tiles = min(E, T * k) if tiles_M3 is None else len(tiles_M3)
     w_desc = describe(weight_ENK.flatten(0, 1), shape.block_n, shape.block_k)
     flags = {"IS_GATED": is_gated, "HAS_TILES": has_tiles, "IS_WHOLE": K % shape.block_k == 0}
-    blocks = {"BLOCK_M": shape.block_m, "BLOCK_E": next_power_of_2(E + 1)}
+    block_m, tail = row_pieces(shape.block_m)
+    blocks = {"BLOCK_M": block_m, "TAIL": tail, "BLOCK_E": next_power_of_2(E + 1)}
     blocks |= {"BLOCK_P": next_power_of_2(shape.block_m * k)}  # few rows are no more
     options = {"num_stages": shape.num_stages, "num_warps": shape.num_warps}
     _expert_kernel[(num_tiles * -(-N // shape.block_n),)](
@@ -85,6 +86,7 @@ def _expert_kernel(
     HAS_TILES: tl.constexpr,
     IS_WHOLE: tl.constexpr,  # K is in whole tiles
     BLOCK_M: tl.constexpr,
+    TAIL: tl.constexpr,  # more rows of a sorted tile, after BLOCK_M
     BLOCK_E: tl.constexpr,
     BLOCK_P: tl.constexpr,
     PDL: tl.constexpr,
@@ -97,12 +99,13 @@ def _expert_kernel(
     n_tiles = tl.cdiv(N, BLOCK_N)
     if HAS_TILES:
         n_tile, tile = place_of(tl.program_id(0), n_tiles, num_tiles)
-        expert, pair, is_own = _of_tile(pair_ptr, tiles_ptr + tile * 3, BLOCK_M)
+        expert, first, last = _of_tile(tiles_ptr + tile * 3)
+        pair = _pairs(pair_ptr, first, last, BLOCK_M)
     else:
         n_tile = tl.program_id(0) % n_tiles
         j = tl.program_id(0) // n_tiles
         expert = _nth_expert(pair_ptr, T * SLOTS, j, E, BLOCK_E, BLOCK_P)
-        pair, is_own = _of_rows(pair_ptr, T, expert, SLOTS, BLOCK_M)
+        pair = _pairs_of_rows(pair_ptr, T, expert, SLOTS, BLOCK_M)
     if not IS_GATED:  # ids, and what group.py made of them, were there before the product of gates
         wait_for_inputs(PDL)
     if needed_ptr is not None:  # noqa: SIM102  # what is compiled
@@ -112,39 +115,77 @@ def _expert_kernel(
         return
     n0 = n_tile * BLOCK_N
     row = expert * N * (2 if IS_GATED else 1) + n0
-    k = tl.arange(0, BLOCK_K)
-    x_row = pair // SLOTS if IS_GATED else pair
-    x_at = x_ptr + x_row.to(tl.int64)[:, None] * stride_x + k[None, :]
+    x_at = _rows_at(x_ptr, pair, stride_x, SLOTS, IS_GATED)
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     up = total
+    if TAIL > 0:
+        pair_rest = _pairs(pair_ptr, first + BLOCK_M, last, TAIL)
+        rest_at = _rows_at(x_ptr, pair_rest, stride_x, SLOTS, IS_GATED)
+        rest = tl.zeros((BLOCK_N, TAIL), tl.float32)
+        up_rest = rest
     for i in range(tl.cdiv(K, BLOCK_K)):
-        inside = is_own[:, None]
-        if not IS_WHOLE:
-            inside = inside & (k + i * BLOCK_K < K)[None, :]
-        x = tl.trans(tl.load(x_at + i * BLOCK_K, mask=inside, other=0.0))
-        total = tl.dot(w_desc.load([row, i * BLOCK_K]), x, total, input_precision="ieee")
+        k = i * BLOCK_K + tl.arange(0, BLOCK_K)
+        w = w_desc.load([row, i * BLOCK_K])
+        x = _columns(x_at, pair, k, K, IS_WHOLE)
+        total = tl.dot(w, x, total, input_precision="ieee")
+        if TAIL > 0:
+            x_rest = _columns(rest_at, pair_rest, k, K, IS_WHOLE)
+            rest = tl.dot(w, x_rest, rest, input_precision="ieee")
         if IS_GATED:
-            up = tl.dot(w_desc.load([row + N, i * BLOCK_K]), x, up, input_precision="ieee")
+            w_up = w_desc.load([row + N, i * BLOCK_K])
+            up = tl.dot(w_up, x, up, input_precision="ieee")
+            if TAIL > 0:
+                up_rest = tl.dot(w_up, x_rest, up_rest, input_precision="ieee")
     let_the_next_start(PDL)
-    if IS_GATED:
-        total = total / (1.0 + tl.exp(-total)) * up
-        out_row = pair
-    else:
-        out_row = pair % SLOTS * T + pair // SLOTS
-    n = n0 + tl.arange(0, BLOCK_N)
-    out = out_ptr + out_row.to(tl.int64)[None, :] * N + n[:, None]
-    store_kept(out, total.to(out_ptr.dtype.element_ty), (n < N)[:, None] & is_own[None, :])
+    _store(out_ptr, total, up, pair, n0, N, T, SLOTS, IS_GATED)
+    if TAIL > 0:
+        _store(out_ptr, rest, up_rest, pair_rest, n0, N, T, SLOTS, IS_GATED)
 
 
 @jit
-def _of_tile(pair_ptr, tile_ptr, BLOCK_M: tl.constexpr):
-    """Return a tile's expert, -1 if there is no such tile, its pairs, and which of them it has."""
+def _rows_at(x_ptr, pair, stride_x, SLOTS: tl.constexpr, IS_GATED: tl.constexpr):
+    """Return where the rows of pairs begin."""
+    row = pair // SLOTS if IS_GATED else pair
+    return x_ptr + row.to(tl.int64) * stride_x
+
+
+@jit
+def _columns(x_at, pair, k, K, IS_WHOLE: tl.constexpr):
+    """Load some of K of rows, as columns; zeros where there is no pair."""
+    inside = (pair >= 0)[:, None]
+    if not IS_WHOLE:
+        inside = inside & (k < K)[None, :]
+    return tl.trans(tl.load(x_at[:, None] + k[None, :], mask=inside, other=0.0))
+
+
+@jit
+def _store(out_ptr, total, up, pair, n0, N, T, SLOTS: tl.constexpr, IS_GATED: tl.constexpr):
+    """Apply silu if gated, round once, and store by pair, or by slot and row."""
+    if IS_GATED:
+        total = total / (1.0 + tl.exp(-total)) * up
+        row = pair
+    else:
+        row = pair % SLOTS * T + pair // SLOTS
+    n = n0 + tl.arange(0, total.shape[0])
+    out = out_ptr + row.to(tl.int64)[None, :] * N + n[:, None]
+    inside = (n < N)[:, None] & (pair >= 0)[None, :]
+    store_kept(out, total.to(out_ptr.dtype.element_ty), inside)
+
+
+@jit
+def _of_tile(tile_ptr):
+    """Return a tile's expert, -1 if it has no places, the first of these, and where they end."""
     first = tl.load(tile_ptr + 1, cache_modifier=".cg")
     last = tl.load(tile_ptr + 2, cache_modifier=".cg")
-    expert = tl.where(first < last, tl.load(tile_ptr, cache_modifier=".cg"), -1)
-    place = first + tl.arange(0, BLOCK_M)
-    is_own = place < last
-    return expert, tl.load(pair_ptr + place, mask=is_own, other=0, cache_modifier=".cg"), is_own
+    expert = tl.load(tile_ptr, cache_modifier=".cg")
+    return tl.where(first < last, expert, -1), first, last
+
+
+@jit
+def _pairs(pair_ptr, first, last, COUNT: tl.constexpr):
+    """Return the pairs at places from the first on, -1 from the last on."""
+    place = first + tl.arange(0, COUNT)
+    return tl.load(pair_ptr + place, mask=place < last, other=-1, cache_modifier=".cg")
 
 
 @jit
@@ -159,12 +200,12 @@ def _nth_expert(ids_ptr, P, j, E, BLOCK_E: tl.constexpr, BLOCK_P: tl.constexpr):
 
 
 @jit
-def _of_rows(ids_ptr, T, expert, SLOTS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Return the pair of each row that has this expert, and which rows do; it is in one slot."""
-    t = tl.arange(0, BLOCK_M)
-    slot = tl.full([BLOCK_M], -1, tl.int32)
+def _pairs_of_rows(ids_ptr, T, expert, SLOTS: tl.constexpr, COUNT: tl.constexpr):
+    """Return the pair of each row that has this expert, which is in one slot; else -1."""
+    t = tl.arange(0, COUNT)
+    pair = tl.full([COUNT], -1, tl.int32)
     for s in tl.static_range(SLOTS):
-        ids = tl.load(ids_ptr + t * SLOTS + s, mask=t < T, other=-1, cache_modifier=".cg")
-        slot = tl.where(ids == expert, s, slot)
-    is_own = (slot >= 0) & (t < T)
-    return tl.where(is_own, t * SLOTS + slot, 0), is_own
+        at = t * SLOTS + s
+        ids = tl.load(ids_ptr + at, mask=t < T, other=-1, cache_modifier=".cg")
+        pair = tl.where((ids == expert) & (t < T), at, pair)
+    return pair

@@ -16,7 +16,8 @@ import torch
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import norms, triton
     from specdec.kernels.experts import group, products, route
-    from specdec.kernels.experts.tiles import candidates
+    from specdec.kernels.experts.tiles import ROWS, candidates
+    from specdec.kernels.tile_shapes import row_pieces
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -34,8 +35,8 @@ def main() -> None:
     floats = dict.fromkeys(("weights_ptr", "parts_ptr", "bias_ptr"), "*fp32")
     for is_sorted in (False, True):
         for part in WIDTHS:
-            for block_m in (16, 32, 64, 128) if sys.argv[1:] else (64, 128)[is_sorted:][:1]:
-                if is_sorted or block_m <= 64:
+            for block_m in ROWS if sys.argv[1:] else (64, 160)[is_sorted:][:1]:
+                if is_sorted or block_m in (16, 32, 64):
                     shapes = candidates(part, block_m, WIDTHS[part])
                     for shape in shapes if sys.argv[1:] else shapes[:1]:
                         compile_product(part, is_sorted, shape)
@@ -54,7 +55,8 @@ def compile_product(part, is_sorted, shape) -> None:
     types = {"out_ptr": "*bf16", "x_ptr": "*bf16"}
     types["w_desc"] = f"tensordesc<bf16[{shape.block_n}, {shape.block_k}]>"
     flags = {"IS_GATED": part == "gate_up", "HAS_TILES": is_sorted, "IS_WHOLE": True}
-    sizes = {"SLOTS": K, "BLOCK_M": shape.block_m, "BLOCK_E": 2 * E, "BLOCK_P": K * shape.block_m}
+    block_m, tail = row_pieces(shape.block_m)
+    sizes = {"SLOTS": K, "BLOCK_M": block_m, "TAIL": tail, "BLOCK_E": 2 * E, "BLOCK_P": K * block_m}
     constants = flags | sizes | {"needed_ptr": None}
     show(products._expert_kernel, types, constants, shape.num_warps, shape.num_stages)
 

@@ -131,6 +131,7 @@ ROWS: dict[str, Row] = {
     "specdec.bench": Row(LLM, ("torch", "matplotlib", "triton", "httpx2")),
     # nothing of ours: a yardstick must not be the shipped kernel
     "specdec.bench.yardsticks": Row(third=("torch",)),
+    "specdec.bench.expert_yardstick": Row(third=("torch",)),
     "specdec.tune": Row(("specdec.kernels", "specdec.models", "graphs", "weights"), ("torch",)),
     "specdec.cli": Row(
         (*LLM, "specdec.serve", "specdec.fleet", "specdec.bench", "specdec.tune"),

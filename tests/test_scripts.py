@@ -325,6 +325,19 @@ def test_tune_products_stops_in_time_and_says_what_is_left(run, fake_gpu, tmp_pa
     assert "no time for 8: split,6144,4096,bfloat16 " in text
 
 
+def test_bench_experts_prints_each_row_and_keeps_all(run, tmp_path):
+    file = tmp_path / "rows.json"
+    bandwidth, *lines = run("scripts.bench_experts", "--rows", "1,2", "--json", str(file)).split(
+        "\n"
+    )
+    assert bandwidth.endswith(" GB/s")
+    rows = [json.loads(line) for line in lines if line]
+    assert [row["rows"] for row in rows] == [1, 2]
+    assert json.loads(file.read_text()) == rows
+    with pytest.raises(SystemExit, match="--search needs a GPU"):
+        run("scripts.bench_experts", "--search")
+
+
 def test_scripts_are_short():
     lines = {file.name: len(file.read_text().splitlines()) for file in Path("scripts").glob("*.*")}
     assert {name: count for name, count in lines.items() if count >= 120} == {}

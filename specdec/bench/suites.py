@@ -7,6 +7,7 @@ from itertools import product
 from specdec.bench.bench import MOST_CONTEXT, Bench
 from specdec.bench.cold import capture, memory, starts
 from specdec.bench.exactness import exactness
+from specdec.bench.experts import experts
 from specdec.bench.loop import loop, noise
 from specdec.bench.pair import EngineSpec, bytes_of, joined
 from specdec.bench.products import products
@@ -237,7 +238,7 @@ def cold(bench: Bench) -> Iterator[Row]:
 SUITES: dict[str, Callable[[Bench], Iterable[Row]]] = {
     suite.__name__: suite
     for suite in (
-        *(protocol, rounds, exactness, context, products, loop, noise, trees, requests),
+        *(protocol, rounds, exactness, context, products, experts, loop, noise, trees, requests),
         *(first_token, cold),
     )
 }

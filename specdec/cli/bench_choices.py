@@ -14,8 +14,8 @@ from specdec.described import about, described, option
 from specdec.sizes import TreeShape
 
 SUITES = (
-    "protocol, rounds, exactness, context, products, loop, noise, trees, requests, first_token, "
-    "cold; with commas; or all"
+    "protocol, rounds, exactness, context, products, experts, loop, noise, trees, requests, "
+    "first_token, cold; with commas; or all"
 )
 ABOUT = {each.name: each.help for each in described(EngineConfig)}
 OUTPUT = about("write the last line's JSON to a file too")

@@ -214,10 +214,11 @@ def finished(
 ):
     """Finish one row of an unfinished product, float32: add the splits in order, then the bias."""
     if weights_ptr is not None:
-        return weighted(parts_ptr, weights_ptr, t, d, T, D, SPLITS)
-    x = tl.load(parts_ptr + t * D + d, mask=d < D, other=0.0)
-    for i in tl.static_range(1, SPLITS):
-        x += tl.load(parts_ptr + (i * T + t) * D + d, mask=d < D, other=0.0)
+        x = weighted(parts_ptr, weights_ptr, t, d, T, D, SPLITS)
+    else:
+        x = tl.load(parts_ptr + t * D + d, mask=d < D, other=0.0)
+        for i in tl.static_range(1, SPLITS):
+            x += tl.load(parts_ptr + (i * T + t) * D + d, mask=d < D, other=0.0)
     if HAS_BIAS:
         x += tl.load(bias_ptr + d, mask=d < D, other=0.0).to(tl.float32)
     return x
@@ -225,13 +226,12 @@ def finished(
 
 @jit
 def weighted(parts_ptr, weights_ptr, t, d, T, D, SPLITS: tl.constexpr):
-    """Add the weighted parts of one row in order; those of weight 0 are not read."""
+    """Add the weighted parts of one row in order; those of weight 0 may be anything."""
     x = tl.zeros(d.shape, tl.float32)
     for i in tl.static_range(SPLITS):
         weight = tl.load(weights_ptr + t * SPLITS + i)
-        end = tl.where(weight != 0, D, 0)
-        part = tl.load(parts_ptr + (i * T + t) * D + d, mask=d < end, other=0.0).to(tl.float32)
-        x = tl.fma(part, weight, x)
+        part = tl.load(parts_ptr + (i * T + t) * D + d, mask=d < D, other=0.0).to(tl.float32)
+        x = tl.fma(tl.where(weight != 0, part, 0.0), weight, x)
     return x
 
 

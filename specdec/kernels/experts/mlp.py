@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.kernels import pick
 from specdec.kernels.experts.group import group_ref
+from specdec.kernels.experts.products import launch_expert_parts
 from specdec.kernels.invariant import ALIGN, ROWS, blocked_exp
 from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
@@ -31,7 +33,8 @@ def experts_mlp(
 
 @opaque(lambda x, ids, gate_up, down: x.new_empty(ids.shape[1], *x.shape))
 def _expert_parts(x_TD: Tensor, ids_TS: Tensor, gate_up_EXD: Tensor, down_EDI: Tensor) -> Tensor:
-    return expert_parts_ref(x_TD, ids_TS, gate_up_EXD, down_EDI)
+    launch = pick(x_TD, launch_expert_parts, expert_parts_ref)
+    return launch(x_TD, ids_TS, gate_up_EXD, down_EDI)
 
 
 def expert_parts_ref(x_TD: Tensor, ids_TS: Tensor, gate_up_EXD: Tensor, down_EDI: Tensor) -> Tensor:
@@ -42,14 +45,12 @@ def expert_parts_ref(x_TD: Tensor, ids_TS: Tensor, gate_up_EXD: Tensor, down_EDI
     expert_M, first_M, last_M = tiles_M3.long().unbind(1)
     place_MR = first_M[:, None] + torch.arange(ROWS, device=x_TD.device)
     pair_MR = pair_P.long()[place_MR.clamp(max=P - 1)]
-    expert_M = expert_M.clamp(max=len(gate_up_EXD) - 1)
     x_MRD = x_TD[pair_MR // k]
     gate_MRI, up_MRI = _products(x_MRD, gate_up_EXD, expert_M).chunk(2, dim=-1)
     h_MRI = (gate_MRI / (1.0 + blocked_exp(-gate_MRI)) * up_MRI).to(x_TD.dtype)
     y_MRD = _products(h_MRI, down_EDI, expert_M).to(x_TD.dtype)
     parts_PD = x_TD.new_zeros(P + 1, D)  # the last is no pair
-    is_pair_MR = (place_MR < last_M[:, None]) & (tiles_M3[:, :1] < len(gate_up_EXD))
-    parts_PD[pair_MR.where(is_pair_MR, P)] = y_MRD
+    parts_PD[pair_MR.where(place_MR < last_M[:, None], P)] = y_MRD
     return parts_PD[:P].view(T, k, D).transpose(0, 1).contiguous()
 
 

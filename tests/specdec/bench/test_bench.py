@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from specdec.bench import cold as colds
+from specdec.bench import experts, serving, suites
 from specdec.bench import loop as loops
-from specdec.bench import serving, suites
 from specdec.bench.bench import Bench
 from specdec.bench.charts import caption, draw_charts, latest
 from specdec.bench.options import BenchOptions
@@ -270,6 +270,29 @@ def test_products_are_measured_over_every_weight(bench, monkeypatch):
         assert parts["target: all"] == pytest.approx(
             layers * sum(times) - (layers - 1) * parts["target lm_head"]
         )
+
+
+def test_a_layer_of_experts_is_measured_beside_grouped_products(bench):
+    rows = list(suites.experts(bench))
+
+    assert [row["rows"] for row in rows] == [1, 4, 8]
+    for row in rows:
+        assert "refused" not in row
+        assert 2 <= row["hit"] <= 8
+        assert row["us"] > row["router_and_route_us"] > 0
+        assert row["over_grouped"] == pytest.approx(row["us"] / row["grouped_us"])
+
+
+def test_a_layer_of_experts_that_differs_is_refused(bench, monkeypatch):
+    ours = experts.our_layer
+
+    def doubled(x, residual, layer):
+        return [2 * out for out in ours(x, residual, layer)]
+
+    monkeypatch.setattr(experts, "our_layer", doubled)
+    for row in suites.experts(bench):
+        assert "differs from grouped_mm by" in row["refused"]
+        assert "grouped_us" not in row
 
 
 def test_a_fresh_process_reports_its_phases(bench, monkeypatch):

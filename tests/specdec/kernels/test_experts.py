@@ -8,6 +8,7 @@ from specdec.kernels.experts.mlp import expert_parts_ref, experts_mlp
 from specdec.kernels.linear import Sums
 from specdec.kernels.norms import add, add_ref, add_rms_norm, add_rms_norm_ref
 from tests.specdec.kernels.by_kernel import by_kernel
+from tests.specdec.kernels.expert_cases import choices, experts
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SIZES = [(8, 1), (12, 3), (64, 2), (128, 8)]  # E, k
@@ -19,16 +20,6 @@ def device(request):
     if request.param == "cpu" and torch.cuda.is_available():
         pytest.skip("the interpreter is for machines without a GPU")
     return request.param
-
-
-def experts(E, D, I, device, dtype=torch.float32):
-    """Weights of E experts: gate_up [E, 2I, D] and down [E, D, I]."""
-    gate_up = torch.randn(E, 2 * I, D, device=device) / D**0.5
-    return gate_up.to(dtype), (torch.randn(E, D, I, device=device) / I**0.5).to(dtype)
-
-
-def choices(T, E, k, device):
-    return torch.rand(T, E, device=device).topk(k).indices.int()
 
 
 def one_by_one(x, ids, gate_up, down):

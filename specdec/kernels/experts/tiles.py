@@ -1,0 +1,90 @@
+"""Tiles of the experts' products, by the class of rows and the sizes of the experts.
+
+Tiles change no bit, as in tile_shapes.py: 64 rows of W or more, whole warp groups, no splits. Until
+tables know experts a rule chooses: as many rows of x as an expert is likely to have, and where
+memory sets the pace, a ring that lets programs share a multiprocessor: one starts while others
+load.
+"""
+
+from functools import cache
+from typing import Literal, NamedTuple
+
+import torch
+
+from specdec.kernels import next_power_of_2
+from specdec.kernels.tile_shapes import SHARED_MEMORY, Shape, row_class
+
+FEW_ROWS = 64  # up to here nothing is sorted: a tile has all rows
+MOST_ROWS = 8192  # the last class, and all rows above
+ROWS = (16, 32, 48, 64, 96, 128, 160, 192)  # of x in a tile
+MANY_ROWS = 128  # of tiles that no expert fits into
+COMPUTING_ROWS = 96  # tiles of so many rows keep the tensor cores busy
+SHORT_K = 1024  # programs with less take long to start for what they load
+RESERVED = 1536  # bytes of a program beside its ring
+MOST_SUMS = 160  # registers of a thread
+# block_n, block_k, num_stages, num_warps; the likeliest first
+WAITING = (
+    *((64, 128, 4, 4), (64, 128, 3, 4), (64, 64, 6, 4), (64, 64, 4, 4)),
+    *((128, 128, 3, 4), (128, 64, 4, 4), (128, 64, 3, 4), (64, 64, 3, 4)),
+)
+COMPUTING = (
+    *((128, 64, 4, 8), (128, 64, 3, 8), (64, 64, 4, 8)),
+    *((64, 64, 3, 8), (64, 64, 3, 4), (64, 64, 2, 8), (256, 64, 3, 8)),
+)
+Part = Literal["gate_up", "down"]
+
+
+class ExpertTiles(NamedTuple):
+    """How both products are cut: with the same block_m, since a sorted tile has rows of x."""
+
+    gate_up: Shape
+    down: Shape
+    is_sorted: bool  # else block_m is no less than the number of rows
+
+
+def expert_tiles(
+    num_rows: int, num_chosen: int, gate_up: torch.Size, down: torch.Size, dtype: torch.dtype
+) -> ExpertTiles:
+    """Choose the tiles of all numbers of rows of a class. gate_up: [E, 2I, D]; down: [E, D, I]."""
+    return _choose(class_of(num_rows), num_chosen, gate_up[0], gate_up[2], down[2], dtype)
+
+
+def class_of(num_rows: int) -> int:
+    """Find the class of a number of rows: a `row_class`, or above these a power of 2."""
+    return row_class(num_rows) if num_rows <= 1024 else min(next_power_of_2(num_rows), MOST_ROWS)
+
+
+@cache
+def _choose(rows: int, k: int, E: int, D: int, I: int, dtype: torch.dtype) -> ExpertTiles:
+    block_m = rows_of_tile(rows, k, E)
+    if dtype == torch.float32:
+        shape = Shape(64, min(block_m, 64), 32, 3, 4)
+        return ExpertTiles(shape, shape, rows > FEW_ROWS)
+    first, second = candidates("gate_up", block_m, D)[0], candidates("down", block_m, I)[0]
+    return ExpertTiles(first, second, rows > FEW_ROWS)
+
+
+def rows_of_tile(rows: int, num_chosen: int, num_experts: int) -> int:
+    """Choose the rows of x in a tile: enough for most experts, which then read their weights once.
+
+    If rows choose at random, 98 % of the experts have fewer than two deviations above the mean.
+    """
+    if rows <= FEW_ROWS:
+        return rows
+    mean = rows * num_chosen / num_experts
+    fitting = (each for each in ROWS if each >= mean + 2 * mean**0.5)
+    return next(fitting, MANY_ROWS)
+
+
+def candidates(part: Part, block_m: int, K: int) -> list[Shape]:
+    """List what may be fastest, the likeliest first."""
+    of_w = 2 if part == "gate_up" else 1
+    is_computing = block_m >= COMPUTING_ROWS
+    beside = (1 if is_computing else 2) + (K <= SHORT_K)  # programs that share shared memory
+    found = []
+    for block_n, block_k, num_stages, num_warps in COMPUTING if is_computing else WAITING:
+        size = (of_w * block_n + block_m) * block_k * 2 * num_stages + RESERVED
+        sums = of_w * block_n * block_m // (32 * num_warps)
+        if size * beside <= SHARED_MEMORY and sums <= MOST_SUMS:
+            found.append(Shape(block_n, block_m, block_k, num_stages, num_warps))
+    return found

@@ -47,7 +47,7 @@ def main() -> None:
     show(group._count_kernel, {}, {"PAIRS": group.PAIRS, "BLOCKS": group.BLOCKS}, 8)
     sizes = {"BLOCK_M": 128, "BLOCK_E": E, "PAIRS": group.PAIRS, "TILES": group.TILES}
     show(group._place_kernel, {}, sizes, 8)
-    sizes = {"HAS_BIAS": False, "HAS_TAP": True, "SPLITS": K, "BLOCK_D": 2048}
+    sizes = {"HAS_BIAS": False, "HAS_TAP": True, "SPLITS": K, "BLOCK_D": 2048, "FACTOR": 0.22}
     show(norms._add_rms_norm_kernel, NORM | {"eps": "fp32", "weights_ptr": "*fp32"}, sizes, 8)
 
 

@@ -58,7 +58,10 @@ ADDED_UP = {
 KERNELS = (
     (linear._linear_kernel, {"HAS_BIAS": False, "TAIL": 0, "SPLITS": 2, "IS_SERIAL": False}),
     (gate_up._gate_up_kernel, {"HAS_BIAS": False, "TAIL": 0}),
-    (best_token._tile_maxima_kernel, {"HAS_MASK": False, "HAS_SUMS": True, "STOP_IDS": 0}),
+    (
+        best_token._tile_maxima_kernel,
+        {"HAS_MASK": False, "HAS_SUMS": True, "STOP_IDS": 0, "FACTOR": 1.0},
+    ),
     (
         rotate_and_store._rotate_and_store_kernel,
         HEADS | {"HEADS": 8, "SPLITS": 2, "HAS_BIAS": False, "HAS_NORMS": False},

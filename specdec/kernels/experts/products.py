@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec.kernels import is_hopper, jit, launch_options, next_power_of_2, tl
 from specdec.kernels.experts.ahead import launch_ahead
 from specdec.kernels.experts.group import group
-from specdec.kernels.experts.tiles import ExpertTiles, expert_tiles
+from specdec.kernels.experts.tiles import COMPUTING_ROWS, ExpertTiles, expert_tiles
 from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import describe
 from specdec.kernels.needed import need
@@ -68,6 +68,7 @@ def _launch(
     num_tiles = min(E, T * k) if tiles_M3 is None else len(tiles_M3)
     w_desc = describe(weight_ENK.flatten(0, 1), shape.block_n, shape.block_k)
     flags = {"IS_GATED": is_gated, "HAS_TILES": has_tiles, "IS_WHOLE": K % shape.block_k == 0}
+    flags["IS_KEPT"] = shape.block_m < COMPUTING_ROWS
     block_m, tail = row_pieces(shape.block_m)
     blocks = {"BLOCK_M": block_m, "TAIL": tail, "BLOCK_E": next_power_of_2(E + 1)}
     blocks |= {"BLOCK_P": next_power_of_2(shape.block_m * k)}  # few rows are no more
@@ -96,6 +97,7 @@ def _expert_kernel(
     IS_GATED: tl.constexpr,
     HAS_TILES: tl.constexpr,
     IS_WHOLE: tl.constexpr,  # K is in whole tiles
+    IS_KEPT: tl.constexpr,  # results are few enough for the L2 cache
     BLOCK_M: tl.constexpr,
     TAIL: tl.constexpr,  # more rows of a sorted tile, after BLOCK_M
     BLOCK_E: tl.constexpr,
@@ -152,9 +154,9 @@ def _expert_kernel(
             if TAIL > 0:
                 up_rest = tl.dot(w_up, x_rest, up_rest, input_precision="ieee")
     let_the_next_start(PDL)
-    _store(out_ptr, total, up, pair, n0, N, T, SLOTS, IS_GATED)
+    _store(out_ptr, total, up, pair, n0, N, T, SLOTS, IS_GATED, IS_KEPT)
     if TAIL > 0:
-        _store(out_ptr, rest, up_rest, pair_rest, n0, N, T, SLOTS, IS_GATED)
+        _store(out_ptr, rest, up_rest, pair_rest, n0, N, T, SLOTS, IS_GATED, IS_KEPT)
 
 
 @jit
@@ -174,7 +176,18 @@ def _columns(x_at, pair, k, K, IS_WHOLE: tl.constexpr):
 
 
 @jit
-def _store(out_ptr, total, up, pair, n0, N, T, SLOTS: tl.constexpr, IS_GATED: tl.constexpr):
+def _store(
+    out_ptr,
+    total,
+    up,
+    pair,
+    n0,
+    N,
+    T,
+    SLOTS: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    IS_KEPT: tl.constexpr,
+):
     """Apply silu if gated, round once, and store by pair, or by slot and row."""
     if IS_GATED:
         total = total / (1.0 + tl.exp(-total)) * up
@@ -184,7 +197,11 @@ def _store(out_ptr, total, up, pair, n0, N, T, SLOTS: tl.constexpr, IS_GATED: tl
     n = n0 + tl.arange(0, total.shape[0])
     out = out_ptr + row.to(tl.int64)[None, :] * N + n[:, None]
     inside = (n < N)[:, None] & (pair >= 0)[None, :]
-    store_kept(out, total.to(out_ptr.dtype.element_ty), inside)
+    y = total.to(out_ptr.dtype.element_ty)
+    if IS_KEPT:
+        store_kept(out, y, inside)
+    else:
+        tl.store(out, y, mask=inside)
 
 
 @jit

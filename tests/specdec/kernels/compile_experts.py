@@ -16,7 +16,7 @@ import torch
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import norms, triton
     from specdec.kernels.experts import ahead, group, products, route
-    from specdec.kernels.experts.tiles import ROWS, ahead_candidates, candidates
+    from specdec.kernels.experts.tiles import COMPUTING_ROWS, ROWS, ahead_candidates, candidates
     from specdec.kernels.few_rows import REGISTERS
     from specdec.kernels.tile_shapes import row_pieces
 
@@ -65,6 +65,7 @@ def compile_product(part, is_sorted, shape) -> None:
     types = {"out_ptr": "*bf16", "x_ptr": "*bf16"}
     types["w_desc"] = f"tensordesc<bf16[{shape.block_n}, {shape.block_k}]>"
     flags = {"IS_GATED": part == "gate_up", "HAS_TILES": is_sorted, "IS_WHOLE": True}
+    flags["IS_KEPT"] = shape.block_m < COMPUTING_ROWS
     block_m, tail = row_pieces(shape.block_m)
     sizes = {"SLOTS": K, "BLOCK_M": block_m, "TAIL": tail, "BLOCK_E": 2 * E, "BLOCK_P": K * block_m}
     constants = flags | sizes | {"needed_ptr": None}

@@ -8,9 +8,10 @@ of the first product lie by pair, so that both products gather x alike.
 
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, next_power_of_2, tl
+from specdec.kernels import is_hopper, jit, launch_options, next_power_of_2, tl
+from specdec.kernels.experts.ahead import launch_ahead
 from specdec.kernels.experts.group import group
-from specdec.kernels.experts.tiles import ExpertTiles, expert_tiles
+from specdec.kernels.experts.tiles import COMPUTING_ROWS, ExpertTiles, expert_tiles
 from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import describe
 from specdec.kernels.needed import need
@@ -31,13 +32,23 @@ def launch_expert_parts(
     assert x_TD.stride(1) == 1, x_TD.stride()
     assert ids_TS.is_contiguous(), ids_TS.stride()
     if tiles is None:
-        tiles = expert_tiles(T, k, gate_up_EXD.shape, down_EDI.shape, x_TD.dtype)
+        weights = gate_up_EXD.shape, down_EDI.shape
+        tiles = expert_tiles(T, k, *weights, x_TD.dtype, _may_be_ahead(x_TD, I))
     assert tiles.is_sorted or tiles.gate_up.block_m >= T, (T, tiles)
+    if tiles.is_ahead:
+        return launch_ahead(x_TD, ids_TS, gate_up_EXD, down_EDI, (tiles.gate_up, tiles.down))
     pairs = group(ids_TS, E, tiles.gate_up.block_m) if tiles.is_sorted else (ids_TS, None)
     h_PI, y_STD = x_TD.new_empty(T * k, I), x_TD.new_empty(k, T, D)
     _launch(h_PI, x_TD, gate_up_EXD, pairs, ids_TS, tiles.gate_up, is_gated=True)
     _launch(y_STD, h_PI, down_EDI, pairs, ids_TS, tiles.down, is_gated=False)
     return y_STD
+
+
+def _may_be_ahead(x_TD: Tensor, I: int) -> bool:
+    """Whether ahead.py runs: as few_rows.py, not in passes that may not be needed."""
+    is_aligned = x_TD.shape[1] % 8 == x_TD.stride(0) % 8 == I % 8 == 0
+    is_needed = need()["needed_ptr"] is None
+    return is_hopper(x_TD.device) and x_TD.element_size() == 2 and is_aligned and is_needed
 
 
 def _launch(
@@ -57,6 +68,7 @@ def _launch(
     num_tiles = min(E, T * k) if tiles_M3 is None else len(tiles_M3)
     w_desc = describe(weight_ENK.flatten(0, 1), shape.block_n, shape.block_k)
     flags = {"IS_GATED": is_gated, "HAS_TILES": has_tiles, "IS_WHOLE": K % shape.block_k == 0}
+    flags["IS_KEPT"] = shape.block_m < COMPUTING_ROWS
     block_m, tail = row_pieces(shape.block_m)
     blocks = {"BLOCK_M": block_m, "TAIL": tail, "BLOCK_E": next_power_of_2(E + 1)}
     blocks |= {"BLOCK_P": next_power_of_2(shape.block_m * k)}  # few rows are no more
@@ -85,6 +97,7 @@ def _expert_kernel(
     IS_GATED: tl.constexpr,
     HAS_TILES: tl.constexpr,
     IS_WHOLE: tl.constexpr,  # K is in whole tiles
+    IS_KEPT: tl.constexpr,  # results are few enough for the L2 cache
     BLOCK_M: tl.constexpr,
     TAIL: tl.constexpr,  # more rows of a sorted tile, after BLOCK_M
     BLOCK_E: tl.constexpr,
@@ -104,7 +117,11 @@ def _expert_kernel(
     else:
         n_tile = tl.program_id(0) % n_tiles
         j = tl.program_id(0) // n_tiles
-        expert = _nth_expert(pair_ptr, T * SLOTS, j, E, BLOCK_E, BLOCK_P)
+        if T == 1:  # its experts differ
+            expert = tl.load(pair_ptr + j, cache_modifier=".cg")
+            expert = tl.where(expert < E, expert, -1)
+        else:
+            expert = _nth_expert(pair_ptr, T * SLOTS, j, E, BLOCK_E, BLOCK_P)
         pair = _pairs_of_rows(pair_ptr, T, expert, SLOTS, BLOCK_M)
     if not IS_GATED:  # ids, and what group.py made of them, were there before the product of gates
         wait_for_inputs(PDL)
@@ -137,9 +154,9 @@ def _expert_kernel(
             if TAIL > 0:
                 up_rest = tl.dot(w_up, x_rest, up_rest, input_precision="ieee")
     let_the_next_start(PDL)
-    _store(out_ptr, total, up, pair, n0, N, T, SLOTS, IS_GATED)
+    _store(out_ptr, total, up, pair, n0, N, T, SLOTS, IS_GATED, IS_KEPT)
     if TAIL > 0:
-        _store(out_ptr, rest, up_rest, pair_rest, n0, N, T, SLOTS, IS_GATED)
+        _store(out_ptr, rest, up_rest, pair_rest, n0, N, T, SLOTS, IS_GATED, IS_KEPT)
 
 
 @jit
@@ -159,7 +176,18 @@ def _columns(x_at, pair, k, K, IS_WHOLE: tl.constexpr):
 
 
 @jit
-def _store(out_ptr, total, up, pair, n0, N, T, SLOTS: tl.constexpr, IS_GATED: tl.constexpr):
+def _store(
+    out_ptr,
+    total,
+    up,
+    pair,
+    n0,
+    N,
+    T,
+    SLOTS: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    IS_KEPT: tl.constexpr,
+):
     """Apply silu if gated, round once, and store by pair, or by slot and row."""
     if IS_GATED:
         total = total / (1.0 + tl.exp(-total)) * up
@@ -169,7 +197,11 @@ def _store(out_ptr, total, up, pair, n0, N, T, SLOTS: tl.constexpr, IS_GATED: tl
     n = n0 + tl.arange(0, total.shape[0])
     out = out_ptr + row.to(tl.int64)[None, :] * N + n[:, None]
     inside = (n < N)[:, None] & (pair >= 0)[None, :]
-    store_kept(out, total.to(out_ptr.dtype.element_ty), inside)
+    y = total.to(out_ptr.dtype.element_ty)
+    if IS_KEPT:
+        store_kept(out, y, inside)
+    else:
+        tl.store(out, y, mask=inside)
 
 
 @jit

@@ -83,16 +83,18 @@ def _route_kernel(
 ):
     begin(PDL)
     t = tl.program_id(0).to(tl.int64)
+    NOT_TO_CHOOSE: tl.constexpr = -(2**31)  # less than any key
     e = tl.arange(0, BLOCK_E)
     s = tl.arange(0, BLOCK_K)
     z = finished(parts_ptr, bias_ptr, t, e, T, E, HAS_BIAS, SPLITS)
-    keys = tl.where(e < E, _key(z, BLOCK_E - 1 - e), -(2**63))
+    keys = tl.where(e < E, tl.maximum(_key(z), NOT_TO_CHOOSE + 1), NOT_TO_CHOOSE)
     ids = tl.zeros([BLOCK_K], tl.int32)
     chosen = tl.full([BLOCK_K], float("-inf"), tl.float32)
     for i in tl.static_range(K):
         best = tl.max(keys, axis=0)
-        keys = tl.where(keys == best, -(2**63), keys)
-        ids = tl.where(s == i, BLOCK_E - 1 - (best & 0xFFFFFFFF).to(tl.int32), ids)
+        expert = tl.min(tl.where(keys == best, e, BLOCK_E), axis=0)
+        keys = tl.where(e == expert, NOT_TO_CHOOSE, keys)
+        ids = tl.where(s == i, expert, ids)
         chosen = tl.where(s == i, _value(best), chosen)
     highest = tl.max(chosen, axis=0)
     powers = tl.exp(chosen - highest)
@@ -114,18 +116,16 @@ def _route_kernel(
 
 
 @jit
-def _key(z, rank):
-    """Make an integer that has the order of z, and then of rank, which is never negative."""
+def _key(z):
+    """Make an integer that has the order of z; GPUs find the largest of 32 integers at once."""
     bits = (z + 0.0).to(tl.int32, bitcast=True)  # -0 is 0
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return (ordered.to(tl.int64) << 32) | rank.to(tl.int64)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @jit
 def _value(key):
     """Return the z of a key."""
-    ordered = (key >> 32).to(tl.int32)
-    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 def route_ref(

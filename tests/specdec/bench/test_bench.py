@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from specdec.bench import cold as colds
-from specdec.bench import experts, serving, suites
+from specdec.bench import expert_search, experts, serving, suites
 from specdec.bench import loop as loops
 from specdec.bench.bench import Bench
 from specdec.bench.charts import caption, draw_charts, latest
@@ -293,6 +293,32 @@ def test_a_layer_of_experts_that_differs_is_refused(bench, monkeypatch):
     for row in suites.experts(bench):
         assert "differs from grouped_mm by" in row["refused"]
         assert "grouped_us" not in row
+
+
+@pytest.mark.parametrize("T", [1, 64, 2048])
+def test_the_search_times_the_rule_and_every_kind_of_tiles(T, monkeypatch):
+    is_compiling = False
+
+    def launch(x, ids, gate_up, down, tiles=None):
+        if tiles is not None and tiles.down.block_n == 128 and not is_compiling:
+            raise RuntimeError("out of resource")
+
+    @contextmanager
+    def compiling(device, progress, may_fail):
+        nonlocal is_compiling
+        is_compiling = True
+        yield
+        is_compiling = False
+
+    monkeypatch.setattr(expert_search, "launch_expert_parts", launch)
+    monkeypatch.setattr(expert_search, "compiling_ahead", compiling)
+    sizes = experts.Sizes("small", 16, 4, 64, 32)
+    rule, *rows = expert_search.search(sizes, T, torch.device("cpu"), True)
+    assert rule["tiles"] == "rule"
+    ways = {(row["tiles"].is_sorted, row["tiles"].is_ahead) for row in rows}
+    assert ways == ({(True, False)} if T > 64 else {(False, False), (False, True), (True, False)})
+    for row in rows:
+        assert (row["us"] is None) == (row["tiles"].down.block_n == 128)
 
 
 def test_a_fresh_process_reports_its_phases(bench, monkeypatch):

@@ -15,14 +15,16 @@ import torch
 
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import norms, triton
-    from specdec.kernels.experts import group, products, route
-    from specdec.kernels.experts.tiles import ROWS, candidates
+    from specdec.kernels.experts import ahead, group, products, route
+    from specdec.kernels.experts.tiles import COMPUTING_ROWS, ROWS, ahead_candidates, candidates
+    from specdec.kernels.few_rows import REGISTERS
     from specdec.kernels.tile_shapes import row_pieces
 
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from tests.specdec.kernels.compile_few_rows import spilled_bytes
+from tests.specdec.kernels.compile_persistent import HOPPER, desc
 
 K, E = 8, 128
 WIDTHS = {"gate_up": 2048, "down": 768}
@@ -33,13 +35,14 @@ NORM = dict.fromkeys(
 
 def main() -> None:
     floats = dict.fromkeys(("weights_ptr", "parts_ptr", "bias_ptr"), "*fp32")
-    for is_sorted in (False, True):
-        for part in WIDTHS:
-            for block_m in ROWS if sys.argv[1:] else (64, 160)[is_sorted:][:1]:
-                if is_sorted or block_m in (16, 32, 64):
-                    shapes = candidates(part, block_m, WIDTHS[part])
-                    for shape in shapes if sys.argv[1:] else shapes[:1]:
-                        compile_product(part, is_sorted, shape)
+    for part, is_sorted, block_m in kinds(sys.argv[1:] == ["all"]):
+        shapes = candidates(part, block_m, WIDTHS[part])
+        for shape in shapes if sys.argv[1:] else shapes[:1]:
+            compile_product(part, is_sorted, shape)
+    for part in WIDTHS if sys.argv[1:] else ():
+        for block_m in (16, 32, 64):
+            for shape in ahead_candidates(part, block_m):
+                compile_ahead(part, shape)
     flags = {"IS_RENORMALIZED": False, "HAS_BIAS": True, "HAS_SLOTS": True, "HAS_ROWS": True}
     sizes = {"SPLITS": 8, "K": K, "BLOCK_K": K, "BLOCK_E": E}
     slots = {"slots_ptr": "*i64", "rows_ptr": "*i64"}
@@ -51,14 +54,41 @@ def main() -> None:
     show(norms._add_rms_norm_kernel, NORM | {"eps": "fp32", "weights_ptr": "*fp32"}, sizes, 8)
 
 
+def kinds(has_all):
+    if not has_all:
+        return ("gate_up", True, 160), ("down", False, 64)
+    found = ((part, False, block_m) for part in WIDTHS for block_m in (16, 32, 64))
+    return (*found, *((part, True, block_m) for part in WIDTHS for block_m in ROWS))
+
+
 def compile_product(part, is_sorted, shape) -> None:
     types = {"out_ptr": "*bf16", "x_ptr": "*bf16"}
     types["w_desc"] = f"tensordesc<bf16[{shape.block_n}, {shape.block_k}]>"
     flags = {"IS_GATED": part == "gate_up", "HAS_TILES": is_sorted, "IS_WHOLE": True}
+    flags["IS_KEPT"] = shape.block_m < COMPUTING_ROWS
     block_m, tail = row_pieces(shape.block_m)
     sizes = {"SLOTS": K, "BLOCK_M": block_m, "TAIL": tail, "BLOCK_E": 2 * E, "BLOCK_P": K * block_m}
     constants = flags | sizes | {"needed_ptr": None}
     show(products._expert_kernel, types, constants, shape.num_warps, shape.num_stages)
+
+
+def compile_ahead(part, shape) -> None:
+    constants = {"IS_GATED": part == "gate_up", "SLOTS": K, "STAGES": shape.num_stages}
+    constants["BLOCK_E"] = ahead.power_of_2(E + 1)
+    constants["BLOCK_P"] = ahead.power_of_2(K * shape.block_m)
+    signature = {
+        "out_ptr": "*bf16",
+        "x_desc": desc("bf16", 16, shape.block_m, shape.block_k),
+        "w_desc": desc("bf16", 16, shape.block_n, shape.block_k),
+        "ids_ptr": "*i32",
+        **dict.fromkeys(("T", "N", "K", "E"), "i32"),
+        **dict.fromkeys(constants, "constexpr"),
+    }
+    names = list(signature)
+    values = {(names.index(name),): value for name, value in constants.items()}
+    source = GluonASTSource(ahead.expert_rows_kernel, signature, values, {})
+    options = {"num_warps": 4, "maxnreg": REGISTERS, "launch_pdl": True}
+    report(triton.compile(source, target=HOPPER, options=options), "expert_rows_kernel")
 
 
 def show(kernel, types, constants, num_warps, num_stages=3) -> None:
@@ -75,10 +105,13 @@ def show(kernel, types, constants, num_warps, num_stages=3) -> None:
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(kernel, signature, values, attributes)
     options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": True}
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    report(triton.compile(source, target=HOPPER, options=options), kernel.fn.__name__)
+
+
+def report(compiled, name) -> None:
     ptx = compiled.asm["ptx"]
     columns = set(re.findall(r"wgmma\.mma_async\S*?m64n(\d+)k16", ptx)) or {"0"}
-    print(kernel.fn.__name__, compiled.metadata.shared, spilled_bytes(ptx), *columns)
+    print(name, compiled.metadata.shared, spilled_bytes(ptx), *columns)
 
 
 if __name__ == "__main__":

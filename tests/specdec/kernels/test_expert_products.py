@@ -15,7 +15,10 @@ from specdec.kernels.experts.tiles import (
     FEW_ROWS,
     ROWS,
     ExpertTiles,
+    ahead_candidates,
+    ahead_tiles,
     candidates,
+    class_of,
     expert_tiles,
     rows_of_tile,
 )
@@ -61,7 +64,7 @@ def poisoned(monkeypatch):
     [
         *((8, 2, T) for T in (1, 2, 17, 33, 64, 65)),
         *((12, 3, T) for T in (3, 16, 64, 100)),
-        *((64, 1, T) for T in (1, 32, 65)),
+        *((64, 1, T) for T in (1, 65)),
         *((128, 8, T) for T in (1, 5)),
         (8, 1, 256),
     ],
@@ -177,6 +180,18 @@ def test_grids_depend_on_the_number_of_rows_alone(exact_interpreter, monkeypatch
         grids.clear()
 
 
+@pytest.mark.parametrize("block_m", [16, 32, 64])
+def test_rings_of_ahead_fit_and_are_never_chosen_yet(block_m):
+    for part, of_w in (("gate_up", 2), ("down", 1)):
+        found = ahead_candidates(part, block_m)
+        assert ahead_tiles(block_m)[part == "down"] == found[0]
+        for shape in found:
+            ring = (of_w * shape.block_n + block_m) * shape.block_k * 2 * shape.num_stages
+            assert ring < SHARED_MEMORY
+    sizes = torch.Size((128, 1536, 2048)), torch.Size((128, 2048, 768))
+    assert not expert_tiles(block_m, 8, *sizes, BF16, may_be_ahead=True).is_ahead
+
+
 @pytest.mark.parametrize("which", [[], pytest.param(["all"], marks=pytest.mark.slow)])
 def test_kernels_compile_for_a_hopper_gpu(which):
     """In a process without the interpreter, for which kernels are something else."""
@@ -185,12 +200,12 @@ def test_kernels_compile_for_a_hopper_gpu(which):
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = [line.split() for line in done.stdout.splitlines()]
-    products = [line for line in found if line[0] == "_expert_kernel"]
-    assert len(products) == len(found) - 4 >= 4
+    multiply = "_expert_kernel", "expert_rows_kernel"
+    assert sum(line[0] in multiply for line in found) == len(found) - 4 >= 2
     for name, shared, num_spilled, *columns in found:
         assert int(shared) <= SHARED_MEMORY
         assert num_spilled == "0", name
-        assert (columns != ["0"]) == (name == "_expert_kernel")  # on tensor cores
+        assert (columns != ["0"]) == (name in multiply)  # on tensor cores
 
 
 @pytest.mark.gpu
@@ -228,10 +243,31 @@ def test_all_tiles_have_the_same_bits(T):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("T", [1, 8, 64, 65, 1024])
-def test_a_layer_replays_with_other_rows(T, poisoned):
-    """From the router to the next norm in a graph, whose buffers hold what was left in them."""
+@pytest.mark.parametrize("sizes", [QWEN3_30B, MIXTRAL, (12, 3, 1000, 712)])
+@pytest.mark.parametrize("how", ["drawn", "one", "padded", "nobody"])
+def test_weights_that_come_ahead_change_no_bit(sizes, how):
     torch.manual_seed(0)
+    E, k, D, I = sizes
+    weights = experts(E, D, I, "cuda", BF16)
+    for T in (1, 2, 7, 16, 17, 32, 33, 64):
+        x, ids = torch.randn(T, D, device="cuda").to(BF16), choices(T, E, k, "cuda", how)
+        expected = by_products(x, ids, *weights)
+        block_m = class_of(T)
+        for first in ahead_candidates("gate_up", block_m):
+            for second in ahead_candidates("down", block_m):
+                tiles = ExpertTiles(first, second, False, True)
+                assert equal(launch_expert_parts(x, ids, *weights, tiles), expected), tiles
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("T", [1, 8, 64, 65, 1024])
+def test_a_layer_replays_with_other_rows(T, is_ahead, poisoned):
+    """From the router to the next norm in a graph, whose buffers hold what was left in them."""
+    if is_ahead and T > FEW_ROWS:
+        pytest.skip("ahead.py is for few rows")
+    torch.manual_seed(0)
+    tiles = ahead_tiles(class_of(T)) if is_ahead else None
     E, k, D, I = QWEN3_30B
     weights = experts(E, D, I, "cuda", BF16)
     router = torch.randn(E, D, device="cuda").to(BF16)
@@ -243,7 +279,7 @@ def test_a_layer_replays_with_other_rows(T, poisoned):
 
     def layer():
         ids, shares = route(router_logits(x, router), k, True, slots)
-        parts = launch_expert_parts(x, ids, *weights)
+        parts = launch_expert_parts(x, ids, *weights, tiles)
         return add_rms_norm(Sums(parts, None, shares), residual, norm, 1e-6)
 
     layer()

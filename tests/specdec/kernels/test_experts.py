@@ -4,7 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from graphs.modes import BatchDescriptor
+from graphs.tape.backend import TapeBackend
+from graphs.wrapper import capture_graph
 from specdec.kernels.experts.mlp import expert_parts_ref, experts_mlp
+from specdec.kernels.experts.route import route
+from specdec.kernels.experts.router import router_logits
 from specdec.kernels.linear import Sums
 from specdec.kernels.norms import add, add_ref, add_rms_norm, add_rms_norm_ref
 from tests.specdec.kernels.by_kernel import by_kernel
@@ -106,3 +111,23 @@ def test_weighted_parts_are_added_in_the_order_of_slots(device):
     by_kernel(add)(x, torch.zeros_like(out), out)
     assert (out == 1).all()
     assert (x.finish(torch.float32) == 1).all()
+
+
+def test_a_tape_replays_a_layer_with_other_choices():
+    """The twins have fixed shapes: nothing that was chosen at capture is chosen again."""
+    torch.manual_seed(0)
+    weights, router = experts(12, 40, 24, "cpu"), torch.randn(12, 40)
+    x, slots = torch.randn(9, 40), torch.arange(9)
+
+    def layer():
+        ids, shares = route(router_logits(x, router), 3, True, slots)
+        return experts_mlp(x, ids, shares, *weights).finish(torch.float32)
+
+    with torch.inference_mode():
+        graph, out = capture_graph(TapeBackend().new_pool(), BatchDescriptor(9), layer)
+        for num_padded in (0, 4, 9):
+            x.normal_()
+            slots[9 - num_padded :] = -1
+            graph.replay()
+            assert torch.equal(out, layer())
+            assert (out[9 - num_padded :] == 0).all()

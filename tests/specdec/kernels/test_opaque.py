@@ -6,6 +6,7 @@ import torch
 from graphs.context import ForwardContext, set_forward_context
 from specdec.config import GraphConfig
 from specdec.kernels import linear
+from specdec.kernels.experts import mlp, router  # noqa: F401  # makes their ops
 from specdec.kernels.tile_shapes import row_class
 from specdec.kernels.tiles import choose_tiles
 from specdec.models.attention import AttentionMetadata

@@ -1,0 +1,85 @@
+"""Every candidate's tiles in the products of a layer of experts, timed on a GPU.
+
+Both products run from ids that are given: there is no router, and no norm. The first product's
+candidates are timed beside one of the second's, then these beside the best of the first's.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from specdec.bench.experts import INPUTS, Sizes, draw_layers
+from specdec.bench.report import Row
+from specdec.bench.timing import per_call_ms
+from specdec.kernels import triton
+from specdec.kernels.compilations import compiling_ahead
+from specdec.kernels.experts.products import launch_expert_parts
+from specdec.kernels.experts.tiles import (
+    FEW_ROWS,
+    ROWS,
+    ExpertTiles,
+    ahead_candidates,
+    candidates,
+    class_of,
+)
+from specdec.kernels.tile_shapes import Shape
+
+
+def search(sizes: Sizes, T: int, device: torch.device, has_ahead: bool) -> Iterator[Row]:
+    """Yield a row for each pair of tiles that is timed; the first one is the rule's.
+
+    has_ahead: time ahead.py's too
+    """
+    layers = draw_layers(sizes, device)
+    x = torch.randn(T, sizes.D, device=device).to(layers[0].down.dtype)
+    drawn = (torch.rand(T, sizes.E, device=device) for _ in range(INPUTS))
+    all_ids = [each.topk(sizes.k).indices.int() for each in drawn]
+    launch = partial(launch_expert_parts, x)
+    turns = [(ids, layer.gate_up, layer.down) for layer in layers for ids in all_ids]
+
+    def time(tiles: ExpertTiles | None) -> float:
+        """Time both products in microseconds; infinite if these tiles do not run."""
+        try:
+            return 1e3 * per_call_ms(device, [partial(launch, *turn, tiles) for turn in turns])
+        except torch.AcceleratorError:  # after it no call on this GPU succeeds
+            raise
+        except (RuntimeError, triton.errors.TritonError):
+            return math.inf
+
+    def row(tiles: ExpertTiles | None) -> Row:
+        us = time(tiles)
+        named: Row = {"model": sizes.model, "rows": T, "us": us if us < math.inf else None}
+        return named | {"tiles": "rule" if tiles is None else tiles}
+
+    yield row(None)
+    for first, second, *how in _ways(sizes, T, has_ahead):
+        beside_second = [ExpertTiles(gate, second[0], *how) for gate in first]
+        with compiling_ahead(device, progress=False, may_fail=True):
+            for tiles in (
+                *beside_second,
+                *(ExpertTiles(first[0], down, *how) for down in second[1:]),
+            ):
+                launch(*turns[0], tiles)
+        times = {tiles.gate_up: time(tiles) for tiles in beside_second}
+        best = min(first, key=times.__getitem__)
+        for down in second:
+            yield row(ExpertTiles(best, down, *how))
+
+
+def _ways(
+    sizes: Sizes, T: int, has_ahead: bool
+) -> Iterator[tuple[list[Shape], list[Shape], bool, bool]]:
+    """Give both products' candidates, and whether pairs are sorted, and weights come ahead."""
+    E, k, D, I = sizes[1:]
+    if T <= FEW_ROWS:
+        block_m = class_of(T)
+        yield candidates("gate_up", block_m, D), candidates("down", block_m, I), False, False
+    if T <= FEW_ROWS and has_ahead:
+        first, second = ahead_candidates("gate_up", block_m), ahead_candidates("down", block_m)
+        yield first, second, False, True
+    mean = T * k / E
+    for block_m in ROWS:
+        if mean / 4 <= block_m <= 4 * max(mean, 8):
+            yield candidates("gate_up", block_m, D), candidates("down", block_m, I), True, False

@@ -167,7 +167,7 @@ class Runner:
         )
 
     def calibrate(self, values: np.ndarray) -> None:
-        """Judge drafts by these intercepts and slopes, float32 [2, K, 2], from the next step on."""
+        """Judge drafts with these factors, float32 [2, K], from the next step on."""
         assert self.calibration is not None, "the number of drafts is fixed"
         upload(self.calibration, values)
 
@@ -233,7 +233,7 @@ class Runner:
         assert self.graphs.draft is not None, "families without the draft's"
         if self._has_probs:
             K = self.sizes.num_speculative_tokens
-            self.calibration = torch.tensor([0.0, 1.0], device=self.device).repeat(2, K, 1)
+            self.calibration = torch.ones(2, K, device=self.device)
         self.draft_cache = self._new_cache(eagle, self.sizes.num_draft_tree_blocks)
         return EagleDrafter(
             model=build_draft(eagle, target, self.sizes.max_model_len, self.device),

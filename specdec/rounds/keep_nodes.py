@@ -21,7 +21,7 @@ def launch_keep_nodes(num_reqs: int, to: DraftLevel) -> None:
     wide = to.buffers.candidates
     state = to.state
     proposed = to.buffers.proposed_tokens, to.buffers.proposed_parents
-    kept = state.draft_tokens, state.draft_parents, state.draft_probs, state.own_probs
+    kept = state.draft_tokens, state.draft_parents, state.draft_probs
     nodes = wide.rows, wide.tokens, wide.scores, wide.places
     slots = to.buffers.draft_levels, to.buffers.sample_mapping
     bounds = state.num_computed_tokens, state.num_draft_tokens
@@ -44,7 +44,6 @@ def _keep_nodes_kernel(
     kept_ptr,  # [R + 1, X] draft_tokens
     kept_parents_ptr,  # [R + 1, X]
     kept_probs_ptr,  # [R + 1, X] float32
-    own_probs_ptr,  # [R + 1, X] float32
     num_nodes_ptr,  # [R + 1]
     rows_ptr,  # [B, M] row of each node, 0 = it is not kept
     tokens_ptr,  # [B, M]
@@ -95,7 +94,6 @@ def _keep_nodes_kernel(
         tl.store(kept_ptr + at, token, mask=is_kept)
         tl.store(kept_parents_ptr + at, parent, mask=is_kept)
         tl.store(kept_probs_ptr + at, tl.exp(score), mask=is_kept)
-        tl.store(own_probs_ptr + at, tl.exp(score), mask=is_kept)
 
 
 def keep_nodes_ref(num_reqs: int, to: DraftLevel) -> None:
@@ -119,5 +117,4 @@ def keep_nodes_ref(num_reqs: int, to: DraftLevel) -> None:
     state.num_nodes[row_B] = is_live_BX.sum(dim=1)
     state.draft_tokens[row_B] = tokens_BX
     state.draft_parents[row_B] = parents_BX
-    prob_BX = scores_BM.gather(1, place_BX).exp()
-    state.draft_probs[row_B], state.own_probs[row_B] = prob_BX, prob_BX
+    state.draft_probs[row_B] = scores_BM.gather(1, place_BX).exp()

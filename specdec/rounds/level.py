@@ -22,7 +22,7 @@ class DraftLevel:
     level: None: the level after those that buffers.draft_levels counts, of width 1
     shape: of the whole draft, at most what its buffers have room for
     d2t_W: target ids of the draft's, None: the draft has the target's ids
-    calibration: [2, K, 2] intercept and slope by level, of greedy and of sampled requests, for the
+    calibration: [2, K] factor of the odds by level, of greedy and of sampled requests, for the
         probabilities of width 1; None: it has none
     threshold: [1] see stop.py; None: no slot stops
     """

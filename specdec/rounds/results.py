@@ -29,27 +29,11 @@ class StepResult:
     # the parent of each of these, 0 for the root and i for the i-th of them; [] where all drafts
     # are chains
     draft_parents: list[list[int]]
-    # [B, X] float32, that a live node and all above it hold, by the draft, verified or not, 0 = not
-    # live; [B, 0] where nothing learns from it
+    # [B, X] float32, that a live node and all above it hold, verified or not, 0 = not live; [B, 0]
+    # where nothing learns from it
     path_probs: np.ndarray
     logprobs: StepLogprobs | None = None  # by decided row, see step_sizes.py
     prompt_logprobs: Sequence[StepLogprobs | None] = ()  # one per part of a prompt
-
-    @property
-    def draft_probs(self) -> list[list[float]]:
-        """List the draft's probabilities of the paths to the nodes that were verified."""
-        of_nodes = zip(self.path_probs.tolist(), self.draft_tokens, strict=True)
-        return [probs[: len(tokens)] for probs, tokens in of_nodes]
-
-    @property
-    def confidences(self) -> np.ndarray:
-        """Return the probabilities [B, K] of a chain's live nodes, given that those above hold."""
-        K = len(self.sampled_tokens[0]) - 1
-        probs = self.path_probs[:, :K]
-        above = np.concatenate([np.ones_like(probs[:, :1]), probs[:, :-1]], axis=1)
-        found = np.zeros_like(probs)
-        np.divide(probs, above, out=found, where=above > 0)
-        return found
 
 
 class Proposals(NamedTuple):

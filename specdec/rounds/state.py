@@ -44,10 +44,8 @@ class RequestState:
         # [R + 1, X] row of the parent, 0 = the root; a chain's are implied, and neither written nor
         # read: the row before
         self.draft_parents = zeros(R, X)
-        # [R + 1, X] probability that a node and all above it hold: calibrated, and what the draft
-        # itself says
-        probs = torch.zeros(2, R, X if has_probs else 0, device=device)
-        self.draft_probs, self.own_probs = probs.unbind()
+        # [R + 1, X] probability that a node and all above it hold
+        self.draft_probs = torch.zeros(R, X if has_probs else 0, device=device)
         # [R + 1] live nodes, the first ones: proposed since the last commit, no deeper than the
         # request's own K, and within the context
         self.num_nodes = zeros(R)

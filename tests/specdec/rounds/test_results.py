@@ -37,7 +37,7 @@ def test_a_fixed_chain_has_no_parents_and_no_probabilities():
     assert found.sampled_tokens == [[5, 6, 0], [7, 0, 0]]
     assert found.num_accepted == [1, 0]
     assert found.draft_tokens == [[5, 9], []]
-    assert found.draft_parents == found.draft_probs == [[], []]
+    assert found.draft_parents == [[], []]
     assert found.path_probs.shape == (2, 0)
 
 
@@ -50,14 +50,6 @@ def test_verified_nodes_have_parents_and_live_ones_probabilities():
     assert found.draft_tokens == [[5, 9], []]
     assert found.draft_parents == [[0, 0], []]
     assert found.path_probs.tolist() == probs.tolist()  # verified or not
-    assert found.draft_probs == [[0.5, 0.25], []]
-
-
-def test_what_a_planner_of_chains_reads_are_quotients():
-    buffers, given = results(keeps_probs=True)
-    probs = torch.tensor([[0.5, 0.125], [0.75, 0.0]])
-    buffers.columns.probs[:2] = (probs * CONFIDENCE_ONE).long()
-    assert sent(given).confidences.tolist() == [[0.5, 0.25], [0.75, 0.0]]
 
 
 @pytest.mark.parametrize("wider", [{}, WIDER])

@@ -213,7 +213,7 @@ def test_seed_rows_follow_the_rows_of_the_round(device):
 def shared_case(device, K, shares=(1, 3, 2, 0, 1), num_rows=11):
     """Slots with these rows; those that are left of num_rows are padding."""
     buffers, state = make(device, K, keeps_probs=True)
-    state.own_probs.uniform_()
+    state.draft_probs.uniform_()
     state.num_nodes[:6] = torch.tensor([2, 3, 3, 1, 0, 3], device=device)
     state.num_draft_tokens[:6] = K
     buffers.rows_per_slot[:5] = torch.tensor(shares, device=device)
@@ -266,7 +266,7 @@ def test_commit_shared_rows(device, accepts):
     assert buffers.last_token_indices[1:3].tolist() == [1 + accepted[1], 4 + accepted[2]]
     assert state.num_computed_tokens[0] == before[0] + accepted[1] + 1
     kept = buffers.columns.probs[1].double() / CONFIDENCE_ONE
-    expected = torch.where(torch.arange(K, device=device) < 2, state.own_probs[0], 0)
+    expected = torch.where(torch.arange(K, device=device) < 2, state.draft_probs[0], 0)
     torch.testing.assert_close(kept.float(), expected, rtol=1e-5, atol=1e-6)
     assert state.num_nodes[[4, 0, 2, 3]].tolist() == [0] * 4
 

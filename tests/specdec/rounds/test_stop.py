@@ -84,7 +84,7 @@ class ChainCase:
         self.start[0].proposed_tokens.zero_()
         self.bounds = [2, self.K, self.K, 0, self.K]
         self.threshold = None if threshold is None else torch.tensor([threshold], device=device)
-        self.calibration = torch.tensor([0.0, 1.0], device=device).repeat(2, self.K, 1)
+        self.calibration = torch.ones(2, self.K, device=device)
         self.levels = [0, *[None] * (self.K - 1)] if is_adaptive else range(self.K)
         sharpness = torch.tensor([3.0, 0.5, 0.35, 1.0, 0.2], device=device)[:, None]
         normed = torch.randn(self.K, NUM_REQS, chains.D, device=device)

@@ -83,7 +83,7 @@ def make(device, shape, max_tokens=128):
         state.draft_parents[row] = torch.tensor(parents)
     for nodes in (state.draft_tokens, state.draft_parents):
         nodes[-1] = 10**6  # what padding has left
-    state.own_probs[:-1] = torch.rand(
+    state.draft_probs[:-1] = torch.rand(
         6, shape.num_nodes, generator=torch.Generator().manual_seed(5)
     )
     state.num_computed_tokens[-1] = 10**6
@@ -113,9 +113,7 @@ def assert_same(ours, theirs):
     names = ("last_sampled_tokens", "num_computed_tokens", "draft_tokens")
     for name in (*names, "draft_parents", "num_nodes"):
         assert torch.equal(getattr(ours[1], name)[:-1], getattr(theirs[1], name)[:-1]), name
-    for name in ("draft_probs", "own_probs"):
-        found, expected = (getattr(each[1], name)[:-1] for each in (ours, theirs))
-        assert torch.allclose(found, expected, 1e-5, 1e-7), name
+    assert torch.allclose(ours[1].draft_probs[:-1], theirs[1].draft_probs[:-1], 1e-5, 1e-7)
     histories = [each[1].sampling.history[:-1] for each in (ours, theirs)]
     assert torch.equal(*histories)
 
@@ -165,7 +163,7 @@ def assert_results(buffers, state, live):
         assert columns.tokens[b, :n].tolist() == state.draft_tokens[row, :n].tolist()
         assert columns.parents[b, :n].tolist() == state.draft_parents[row, :n].tolist()
         assert int((columns.probs[b] > 0).sum()) == live[row]
-        probs = state.own_probs[row, : live[row]]
+        probs = state.draft_probs[row, : live[row]]
         found = columns.probs[b, : live[row]].float() / CONFIDENCE_ONE
         assert torch.allclose(found, probs, 0, 1e-6)
 

@@ -17,8 +17,8 @@ from specdec.requests.request import Request
 from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import Detokenizer
 from specdec.scheduling.block_pool import BlockPool
+from specdec.scheduling.costs import PromptBudget, StepCosts
 from specdec.scheduling.scheduler import Scheduler
-from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import BLOCK_SIZE, EngineSizes
 
 K = 3

@@ -30,6 +30,7 @@ class Feedback:
         self._untold: list[RoundOutcome | int] = []  # of rounds without drafts, how many requests
         self._read_at = 0.0  # when the latest result was read, by time.perf_counter()
         self._read: PendingResult | None = None  # that result
+        self._waited = 0.0  # seconds that the host had waited for results until then
 
     def prepare(self) -> None:
         """Let the next step stop its drafts where the planner says."""
@@ -78,6 +79,7 @@ class Feedback:
         tells it: the host may read a result late, while it launches another step.
         """
         before, self._read_at = self._read_at, time.perf_counter()
+        waited, self._waited = self._waited, pending.waits.seconds
         earlier, self._read = self._read, pending
         if not work.verifying or launched_at > before:
             return
@@ -90,7 +92,10 @@ class Feedback:
         )
         on_device = None if earlier is None else pending.ms_after(earlier)
         on_host = 1e3 * (self._read_at - before)
-        self._planner.observe_time(size, on_host if on_device is None else on_device)
+        if on_device is None:  # then steps do not overlap with the host's work
+            self._planner.observe_time(size, on_host, 0.0)
+        else:
+            self._planner.observe_time(size, on_device, on_host - 1e3 * (self._waited - waited))
 
     def _outcome(self, work: Work, shape: DraftShape, result: StepResult) -> RoundOutcome:
         requests = work.verifying

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,39 +115,68 @@ class StepCosts:
         yield from (rows for rows in sizes if rows > num_rows)
 
 
-class TimeRatios:
-    """Ratios of measured to predicted step times: running averages, by load, prompts and drafts.
+class StepKind(NamedTuple):
+    """What makes steps as long as their costs say, or longer: loads, prompts, and drafts.
 
-    Costs are measured alone, greedy and with empty caches; requests bring samplers, contexts and
-    work for the host. Loads from one power of two to the next count as one. The ratio of a kind of
-    steps that does not run drifts toward that of the one that does. Trees that have not run have
-    the ratio of chains.
+    shape: of the drafts that a step verifies, and makes
+    """
+
+    num_requests: int
+    has_prompts: bool
+    shape: DraftShape
+
+    @property
+    def load(self) -> tuple[int, bool]:
+        """Loads from one power of two to the next count as one."""
+        return self.num_requests.bit_length(), self.has_prompts
+
+    @property
+    def drafts(self) -> int:
+        return 0 if self.shape == PLAIN else self.shape.width
+
+
+class StepTimes:
+    """Corrects predicted times of steps by measured ones.
+
+    A step takes the device the predicted time times a ratio, a running average: costs are measured
+    greedily and with empty caches. But none is shorter than what the host does for it, which takes
+    longer where a model is small. The ratio of drafts that do not run drifts toward that of those
+    that do. Trees that have not run have the ratio of chains.
     """
 
     def __init__(self) -> None:
-        # by load and whether prompts ride, then by the width of the drafts
-        self._known: dict[tuple[int, bool], dict[int, float]] = {}
+        # by load, then by drafts
+        self._ratios: dict[tuple[int, bool], dict[int, float]] = {}
+        self._host_ms: dict[tuple[int, bool], dict[int, float]] = {}
 
-    def add(self, num_requests: int, has_prompts: bool, shape: DraftShape, ratio: float) -> None:
-        known = self._known.setdefault((num_requests.bit_length(), has_prompts), {})
-        before = self._of(known, shape)
-        inside = min(max(ratio, 1 / 2), 2)  # one step may have waited for anything
+    def add(self, kind: StepKind, predicted: float, measured: float, host_ms: float) -> None:
+        """host_ms: of the measured time, in which the host did not wait for results"""
+        of_host = self._host_ms.setdefault(kind.load, {})
+        before = of_host.get(kind.drafts, host_ms)
+        of_host[kind.drafts] = before + (min(host_ms, 2 * before) - before) / MEMORY
+        if host_ms > (1 - 1 / RATIO_PARTS) * measured:  # what the device needs is not known
+            return
+        ratios = self._ratios.setdefault(kind.load, {})
+        before = self._ratio(kind)
+        inside = min(max(measured / predicted, before / 2), 2 * before)  # an outlier counts little
         latest = before + (inside - before) / MEMORY
-        for kind, other in known.items():
-            known[kind] = other + (latest - other) / RATIO_AGING
-        known[_kind(shape)] = latest
+        for drafts, ratio in ratios.items():
+            ratios[drafts] = ratio + (latest - ratio) / RATIO_AGING
+        ratios[kind.drafts] = latest
 
-    def of(self, num_requests: int, has_prompts: bool, shape: DraftShape) -> float:
-        known = self._known.get((num_requests.bit_length(), has_prompts), {})
-        return round(RATIO_PARTS * self._of(known, shape)) / RATIO_PARTS
+    def known(self, kind: StepKind) -> tuple[float, float]:
+        """Return the ratio and the host's milliseconds, rounded: plans serve while they stay."""
+        host_ms = self._host_ms.get(kind.load, {}).get(kind.drafts, 0.0)
+        return round(RATIO_PARTS * self._ratio(kind)) / RATIO_PARTS, float(f"{host_ms:.2g}")
 
-    def _of(self, known: dict[int, float], shape: DraftShape) -> float:
-        of_chains = known.get(1, 1.0) if shape.width > 1 else 1.0
-        return known.get(_kind(shape), of_chains)
+    def ms(self, kind: StepKind, predicted: Any) -> Any:
+        """Correct the predicted milliseconds of one step or of several."""
+        ratio, host_ms = self.known(kind)
+        return np.maximum(ratio * predicted, host_ms)
 
-
-def _kind(shape: DraftShape) -> int:
-    return 0 if shape == PLAIN else shape.width
+    def _ratio(self, kind: StepKind) -> float:
+        ratios = self._ratios.get(kind.load, {})
+        return ratios.get(kind.drafts, ratios.get(1, 1.0) if kind.drafts > 1 else 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

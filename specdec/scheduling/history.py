@@ -81,10 +81,13 @@ class ShapeHistory:
         return len(self._kinds) if kind is None else int(np.count_nonzero(self._kinds == kind))
 
     def add(self, outcome: RoundOutcome) -> None:
-        """Keep a round of at most L levels. Its probabilities, part of an array, are copied."""
-        more = (0, 0), (0, self._odds.shape[1] - outcome.held.shape[1])
-        held, best = (np.pad(each, more) for each in (outcome.held, outcome.best))
-        self._pending.append(replace(outcome, held=held, best=best))
+        """Keep a round of at most L levels."""
+        L = self._odds.shape[1]
+        if outcome.held.shape[1] < L:
+            held = _widened(outcome.held, L)
+            best = held if outcome.best is outcome.held else _widened(outcome.best, L)
+            outcome = replace(outcome, held=held, best=best)
+        self._pending.append(outcome)
 
     def age(self, num_drafted: int, num_plain: int) -> None:
         self.factors.age(num_drafted, num_plain)
@@ -150,6 +153,12 @@ class ShapeHistory:
 
     def _latest(self, old: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
         return np.asarray(np.concatenate([old, new])[-self._capacity :])
+
+
+def _widened(levels: Floats, num_levels: int) -> Floats:
+    widened = np.zeros((len(levels), num_levels))
+    widened[:, : levels.shape[1]] = levels
+    return widened
 
 
 def _rates(held: Floats) -> Floats:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec.scheduling.costs import StepCosts
+from specdec.scheduling.costs import StepCosts, StepKind
 from specdec.scheduling.gains import Floats, GainCurve
 from specdec.scheduling.history import LEAST_ENTRIES, RoundOutcome, ShapeHistory
 from specdec.scheduling.probes import Probes
@@ -165,8 +165,8 @@ class Planner:
         num_halves = round(self._costs.ms_per_key * coming.num_keys / half_ms)
         share, num_rows = self._prompts.rounded
         kinds = itertools.product((False, True), (PLAIN, chain(1), tree or PLAIN))
-        ratios = [self._ways.ratios.of(n, *each) for each in kinds]
-        key = n, num_drafting, kind, tree, num_halves, share, num_rows, *ratios
+        times = [self._ways.times.known(StepKind(n, *each)) for each in kinds]
+        key = n, num_drafting, kind, tree, num_halves, share, num_rows, *times
         if key not in self._known:
             load = Load(n, num_drafting, num_halves * half_ms, share, num_rows)
             curves = self._curves_of(chain(1), kind, num_drafting)
@@ -215,7 +215,7 @@ class Planner:
             return int(rows[0])
         if coming.num_prompt_rows:
             rows, ms = self._ways.rounds_with(n, coming.num_prompt_rows)
-        ms = self._ways.ratios.of(n, coming.num_prompt_rows > 0, live) * ms
+        ms = self._ways.times.ms(StepKind(n, coming.num_prompt_rows > 0, live), ms)
         values = self._curves[1].gains(live.levels, rows - n, num_drafting) - rate * ms
         if self._best.shape == PLAIN and not coming.num_prompt_rows:
             values[0] += rate * (ms[0] - self._ways.plain_ms(n))
@@ -291,10 +291,11 @@ class Planner:
         num_rows = levels * num_drafting if has_all else num_verified
         return float(curve.gains(levels, num_rows, num_drafting))
 
-    def observe_time(self, step: StepSize, ms: float) -> None:
+    def observe_time(self, step: StepSize, ms: float, host_ms: float) -> None:
+        """host_ms: of a step's milliseconds, in which the host did not wait for results"""
         predicted = self._step_ms(step)
-        has_prompts = step.num_prompt_rows > 0
-        self._ways.ratios.add(step.num_requests, has_prompts, step.shape, ms / predicted)
+        kind = StepKind(step.num_requests, step.num_prompt_rows > 0, step.shape)
+        self._ways.times.add(kind, predicted, ms, host_ms)
         self._statistics.predicted_ms += predicted
         self._statistics.measured_ms += ms
 

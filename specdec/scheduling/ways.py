@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec.scheduling.costs import LEAST_PROMPT_ROWS, MEMORY, StepCosts, TimeRatios
+from specdec.scheduling.costs import LEAST_PROMPT_ROWS, MEMORY, StepCosts, StepKind, StepTimes
 from specdec.scheduling.gains import Floats, GainCurve, Sample
 from specdec.sizes import PLAIN, DraftShape, chain
 
@@ -74,7 +74,7 @@ class Ways:
         self._costs = costs
         self._sizes = sorted(set(sizes))
         self._rounds: dict[int, tuple[NDArray[Any], Floats]] = {}  # by requests
-        self.ratios = TimeRatios()
+        self.times = StepTimes()
         self.of_many = threshold or 0.0  # where drafts of many stop, or nothing is known
         may_choose = threshold is None and costs.skipped_ms is not None
         self._of_few = THRESHOLDS if may_choose else (self.of_many,)
@@ -106,7 +106,8 @@ class Ways:
         return np.array(rows), np.array(ms)
 
     def plain_ms(self, num_requests: int) -> float:
-        return self.ratios.of(num_requests, False, PLAIN) * self._costs.plain_ms(num_requests)
+        kind = StepKind(num_requests, False, PLAIN)
+        return float(self.times.ms(kind, self._costs.plain_ms(num_requests)))
 
     def plain(self, load: Load) -> Way:
         n = load.num_requests
@@ -160,12 +161,12 @@ class Ways:
         rows: that verify. alone_ms: of a step without prompts. drafts_ms: of its further levels
         """
         n, _, keys_ms, share, num_prompt_rows = load
-        alone = self.ratios.of(n, False, shape) * alone_ms
+        alone = self.times.ms(StepKind(n, False, shape), alone_ms)
         if share == 0:
             return np.asarray(alone + keys_ms)
         without, beside = self._costs.mean_mixed_ms(np.array([n, n + num_prompt_rows]))
         mixed = self._costs.mean_mixed_ms(rows + num_prompt_rows) + drafts_ms
-        mixed = self.ratios.of(n, True, shape) * mixed - (beside - without)
+        mixed = self.times.ms(StepKind(n, True, shape), mixed) - (beside - without)
         return np.asarray(alone + share * (mixed - alone) + keys_ms)
 
     def curves(self, sample: Sample, num_drafting: int) -> list[GainCurve]:

@@ -237,10 +237,11 @@ def test_the_planner_sees_how_long_steps_take_that_follow_without_a_pause(
     time.sleep(0.5)
     llm.generate(prompts[:3], greedy(16), use_tqdm=False)
     assert (len(seen) > 4) == is_async
-    for size, ms in seen:
+    for size, ms, host_ms in seen:
         assert 0 < size.num_requests <= min(size.num_rows, size.num_keys)
         assert size.num_prompt_rows >= 0 <= size.shape.levels <= 8
         assert 0 < ms < 450  # none of them is the pause
+        assert 0 <= host_ms < 450
 
 
 def test_the_planner_is_told_when_the_next_step_waits_for_it(make, greedy, prompts):
@@ -279,7 +280,7 @@ def test_where_the_device_has_a_clock_it_tells_how_long_a_step_takes(
     """The host may read a result late, and the next one then at once."""
     llm = make(async_scheduling=True)
     seen = []
-    llm.engine.planner.observe_time = lambda _, ms: seen.append(ms)
+    llm.engine.planner.observe_time = lambda _, ms, host_ms: seen.append(ms)
     results = llm.engine.runner.results
     send = results.send
 

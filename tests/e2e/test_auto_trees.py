@@ -161,7 +161,7 @@ def test_times_are_those_of_what_was_drafted_before_a_step(make, prompts, monkey
     llm = make(async_scheduling=True)
     planned(llm, [TREE, CHAIN] * 40)
     seen = []
-    monkeypatch.setattr(llm.engine.planner, "observe_time", lambda size, _: seen.append(size))
+    monkeypatch.setattr(llm.engine.planner, "observe_time", lambda size, *_: seen.append(size))
     greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     llm.generate(prompts[:2], greedy, use_tqdm=False)
     assert {each.shape for each in seen} == {SMALL.of(2).drafts, chain(4)}

@@ -15,7 +15,7 @@ def described(shape, probs, parents=None, *, allowed=None, threshold=0.0, **more
     allowed = np.full(B, 4) if allowed is None else np.array(allowed)
     given = {"is_sampled": np.zeros(B, bool), "threshold": threshold}
     given |= counts | {name: np.array(value) for name, value in more.items()}
-    return outcome_of(shape, np.array(probs), parents, num_allowed=allowed, **given)
+    return outcome_of(shape, np.asarray(probs), parents, num_allowed=allowed, **given)
 
 
 def test_chains_are_their_paths():
@@ -25,6 +25,16 @@ def test_chains_are_their_paths():
     assert seen.best.tolist() == seen.held.tolist()
     assert seen.num_run == 3
     assert seen.num_shown.tolist() == [2, 1, 2]
+
+
+@pytest.mark.parametrize("parents", [None, [[0, 1, 2, 3]]])
+def test_the_arrays_of_a_result_may_be_reused(parents):
+    probs = np.array([[0.9, 0.5, 0.2, 0.1]])
+    shape = chain(4) if parents is None else SHAPE
+    seen = described(shape, probs, parents, num_on_chains=[0])
+    probs[:] = 0.0
+    for found in (seen, seen.chains or seen):
+        assert found.held.tolist() == found.best.tolist() == [[0.9, 0.5, 0.2, 0.1]]
 
 
 def test_chains_that_stopped_have_no_further_levels():

@@ -51,7 +51,7 @@ class Adapter:
             num_keys=sum(each.num_tokens for each in requests),
             shape=shape,
         )
-        planner.observe_time(size, step.told_ms)
+        planner.observe_time(size, step.told_ms, 0.0)
         if shape == PLAIN:
             planner.observe_plain(len(requests))
             return

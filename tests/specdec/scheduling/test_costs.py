@@ -11,7 +11,8 @@ from specdec.scheduling.costs import (
     LEAST_PROMPT_ROWS,
     PromptBudget,
     StepCosts,
-    TimeRatios,
+    StepKind,
+    StepTimes,
     TreeCosts,
 )
 from specdec.sizes import PLAIN, DraftShape, TreeShape
@@ -109,41 +110,59 @@ def test_costs_of_nothing_end_the_search():
     assert PromptBudget(costs=costs, slowdown=1.5).rows(4, 0, 0, 0, 1000) == 1000
 
 
-def told(ratios, num_requests, shape, ratio, count=300):
+def told(times, num_requests, shape, ratio, count=300, host_ms=0.0):
     for _ in range(count):
-        ratios.add(num_requests, False, shape, ratio)
+        times.add(StepKind(num_requests, False, shape), 4.0, 4.0 * ratio, host_ms)
+
+
+def ratio_of(times, num_requests, shape, has_prompts=False):
+    return times.known(StepKind(num_requests, has_prompts, shape))[0]
 
 
 def test_times_are_compared_by_load_and_kind():
-    ratios = TimeRatios()
-    told(ratios, 40, CHAIN, 1.25)
-    told(ratios, 20, PLAIN, 1000.0)  # an outlier counts as twice as long
-    assert ratios.of(63, False, CHAIN) == ratios.of(32, False, DraftShape(1, 1, 1)) == 1.25
-    assert ratios.of(32, False, PLAIN) == 1.0
-    assert ratios.of(31, False, PLAIN) > 1.9
-    assert ratios.of(64, False, CHAIN) == 1.0
-    assert ratios.of(40, True, CHAIN) == 1.0, "steps with prompts are others"
+    times = StepTimes()
+    told(times, 40, CHAIN, 1.25)
+    assert ratio_of(times, 63, CHAIN) == ratio_of(times, 32, DraftShape(1, 1, 1)) == 1.25
+    assert ratio_of(times, 32, PLAIN) == 1.0
+    assert ratio_of(times, 64, CHAIN) == 1.0
+    assert ratio_of(times, 40, CHAIN, has_prompts=True) == 1.0, "steps with prompts are others"
+    told(times, 20, CHAIN, 3.5)
+    assert ratio_of(times, 31, CHAIN) > 3.4
 
 
 def test_kinds_that_do_not_run_are_forgotten_slowly():
-    ratios = TimeRatios()
-    told(ratios, 40, PLAIN, 1.5)
-    told(ratios, 40, CHAIN, 1.0, 100)
-    assert 1.3 < ratios.of(40, False, PLAIN) < 1.5
-    told(ratios, 40, CHAIN, 1.0, 2000)
-    assert ratios.of(40, False, PLAIN) < 1.04
+    times = StepTimes()
+    told(times, 40, PLAIN, 1.5)
+    told(times, 40, CHAIN, 1.0, 100)
+    assert 1.3 < ratio_of(times, 40, PLAIN) < 1.5
+    told(times, 40, CHAIN, 1.0, 2000)
+    assert ratio_of(times, 40, PLAIN) < 1.04
 
 
-def test_one_step_that_took_long_moves_a_ratio_little():
-    ratios = TimeRatios()
-    ratios.add(1, False, CHAIN, 50.0)
-    assert ratios.of(1, False, CHAIN) < 1.04
+def test_one_step_that_took_long_moves_what_is_known_little():
+    times = StepTimes()
+    told(times, 1, CHAIN, 1.0, 100, host_ms=2.0)
+    told(times, 1, CHAIN, 50.0, 1, host_ms=150.0)
+    ratio, host_ms = times.known(StepKind(1, False, CHAIN))
+    assert ratio < 1.04
+    assert 2.0 <= host_ms < 2.1
 
 
 def test_trees_take_as_many_times_as_long_as_chains_until_one_was_timed():
-    ratios = TimeRatios()
-    told(ratios, 4, PLAIN, 1.1)
-    told(ratios, 4, CHAIN, 1.5)
-    assert ratios.of(4, False, TREE) == 1.5
-    told(ratios, 4, TREE, 1.2, 64)
-    assert 1.2 < ratios.of(4, False, TREE) < 1.35
+    times = StepTimes()
+    told(times, 4, PLAIN, 1.1)
+    told(times, 4, CHAIN, 1.5)
+    assert ratio_of(times, 4, TREE) == 1.5
+    told(times, 4, TREE, 1.2, 64)
+    assert 1.2 < ratio_of(times, 4, TREE) < 1.35
+
+
+def test_no_step_is_shorter_than_what_the_host_does_for_it():
+    times, kind = StepTimes(), StepKind(64, False, CHAIN)
+    told(times, 64, CHAIN, 1.5, host_ms=6.0)  # 6 ms, in which the host never waited
+    assert times.known(kind) == (1.0, 6.0)
+    assert times.ms(kind, np.array([4.0, 7.0])).tolist() == [6.0, 7.0]
+    told(times, 64, CHAIN, 1.5, host_ms=5.0)
+    assert times.known(kind) == (1.5, 5.0)
+    assert times.ms(kind, 4.0) == 6.0
+    assert times.ms(StepKind(64, False, PLAIN), 4.0) == 4.0

@@ -159,12 +159,3 @@ def test_trees_stop_by_the_drafts_own_best_paths():
     assert sample.held[0, 0, 0] < 0.2
     assert GainCurve(sample, 0.2).levels_run[-1] == pytest.approx(K)
     assert GainCurve(sample, 0.3).levels_run[-1] == pytest.approx(1)
-
-
-def test_observed_arrays_may_be_reused():
-    shown = unseen([[0.5, 0.5, 0.5, 0.5]])
-    seen = ShapeHistory(K, 100, is_calibrated=True)
-    seen.add(shown)
-    shown.held[:] = 0.001
-    seen.merge()
-    assert paths(seen)[0, 0] == pytest.approx(0.5)

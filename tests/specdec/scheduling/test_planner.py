@@ -328,9 +328,21 @@ def test_times_are_compared_with_those_of_the_kind_of_step(
         num_keys=0,
         shape=chain(levels),
     )
-    planner.observe_time(size, 5.0)
+    planner.observe_time(size, 5.0, 0.0)
     shown = planner.statistics
     assert (shown.predicted_ms, shown.measured_ms) == (pytest.approx(expected), 5.0)
+
+
+@pytest.mark.parametrize("plain_ms, levels", [(4.5, 0), (9.0, K)])
+def test_where_the_host_takes_longer_than_the_device_its_time_decides(plain_ms, levels):
+    planner = taught(COSTS, 8, 0.5)  # 0.94 of K drafts hold
+    for shape, host_ms in ((PLAIN, plain_ms), (chain(K), 9.0)):
+        size = StepSize(
+            num_requests=8, num_rows=8 * shape.rows, num_prompt_rows=0, num_keys=0, shape=shape
+        )
+        for _ in range(200):
+            planner.observe_time(size, host_ms, host_ms)
+    assert planner.plan(coming(8, chain(K))).next_shape == chain(levels)
 
 
 def test_what_takes_long_is_left_until_the_gpu_has_other_work():

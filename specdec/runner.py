@@ -17,13 +17,12 @@ from specdec.models.build import allocate_kv_cache, build_draft, build_target
 from specdec.models.llama import LlamaModel
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, GraphFamilies
-from specdec.requests.row_start import GREEDY, RowStart, SamplingFlags
+from specdec.requests.params import GREEDY, SamplingFlags
 from specdec.rounds.buffers import BufferSizes, StepBuffers
 from specdec.rounds.results import PendingResult, Results, StepResult
-from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Round, RowMasks, Step
-from specdec.rounds.upload import upload
+from specdec.rounds.upload import RowStart, start_rows, upload
 from specdec.sampler.sampler import Sampler
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import PLAIN, DraftShape, EngineSizes, chain
@@ -60,7 +59,7 @@ class Runner:
         self.acceptance = acceptance
         eagle = eagle if sizes.num_speculative_tokens > 0 else None
         self.confidence_threshold = confidence_threshold
-        self.threshold: Tensor | None = None  # see rounds/stop.py
+        self.threshold: Tensor | None = None  # see rounds/level.py
         self._stops_below = confidence_threshold or 0.0
         if confidence_threshold != 0 and eagle is not None:
             self.threshold = torch.tensor([self._stops_below], device=device)

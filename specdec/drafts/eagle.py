@@ -9,7 +9,7 @@ keys and values alone, so the last layer (most drafts have only one) attends and
 The first level is written with the seeds, in the same graph. Further levels are in one graph, or,
 where their number varies from step to step, replays of a graph of one level. Levels wider than one
 are always all in one graph. A step that proposes nothing (PLAIN) extends the KV alone. With
-a `threshold` drafts may stop before their last level (rounds/stop.py): the levels are launched all
+a `threshold` drafts may stop before their last level (rounds/level.py): the levels are launched all
 the same, and after the stop read no weights.
 """
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.rounds.candidates import Candidates
 from specdec.rounds.upload import upload
 from specdec.sizes import BLOCK_SIZE, DraftShape
 
@@ -121,7 +120,7 @@ class StepBuffers:
         self.draft_slots = integers(L)  # [L] its cache slot, -1 = padding
         self.candidates = Candidates(sizes.shape, W, sizes.first_node_slot, device)
         self.draft_levels = integers(B)  # [B] drafted so far
-        # where the draft may stop early; see rounds/stop.py
+        # where the draft may stop early; see rounds/level.py
         self.num_going = integers(1)  # [1] slots that draft the next level; 0: all have stopped
         self.votes = integers(1)  # [1] 0 between launches
         # nodes proposed in this step, first a chain of token 0
@@ -154,3 +153,48 @@ class StepBuffers:
             for buffer in (self.input_ids, self.positions, self.draft_input_ids):
                 buffer[start:end].zero_()
             self.slot_mapping[start:end].fill_(-1)
+
+
+class Candidates:
+    """What the draft's levels leave where nodes may be siblings: candidates, and their rows.
+
+    Until the step ends, keys and values of these rows lie in scratch blocks after the pool, by
+    slot. Letters: B batch slots, k rows of a level, M candidates of all levels.
+
+    max_reqs: batch slots that may draft them, 0 in engines that draft chains alone
+    first_slot: the first cache slot after the pool
+    """
+
+    def __init__(
+        self, shape: DraftShape, max_reqs: int, first_slot: int, device: torch.device
+    ) -> None:
+        B = max_reqs
+        k = shape.width
+        M = k + k * k * (shape.levels - 1)
+        self.shape = shape
+        self.first_slot = first_slot
+
+        def integers(*sizes: int) -> Tensor:
+            return torch.zeros(sizes, dtype=torch.int64, device=device)
+
+        self.tokens = integers(B, M)  # [B, M]
+        self.scores = torch.zeros(B, M, device=device)  # [B, M] of their paths
+        self.places = integers(B, M)  # [B, M] of their parents among them; see rank.py
+        self.row_places = integers(B, k)  # [B, k] of the level's rows among the candidates
+        self.parent_rows = integers(B * k)  # [B x k] among the rows of the level before
+        self.rows = integers(B, M)  # [B, M] of all candidates, 0 = not kept; for the kernel
+        # [B x k, levels] of the rows' ancestors, and their own
+        self.path_slots = integers(B * k, shape.levels)
+        self.starts = integers(B)  # [B] position of the first level's rows
+
+    def level_slots(self, num_reqs: int, level: int) -> Tensor:
+        """The draft's cache slots [B, k] of the rows of a level, 0 for the first one."""
+        k = self.shape.width
+        slot_B1 = torch.arange(num_reqs, device=self.tokens.device)[:, None]
+        row_k = torch.arange(level * k, (level + 1) * k, device=self.tokens.device)
+        return self.first_slot + slot_B1 * k * (self.shape.levels - 1) + row_k
+
+    def fill_padding(self) -> None:
+        """Make all rows padding, which sees one slot that no request owns, to capture graphs."""
+        self.starts.zero_()
+        self.path_slots.fill_(self.first_slot)

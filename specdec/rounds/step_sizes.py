@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from graphs.dispatch import Dispatch
-from specdec.requests.row_start import GREEDY, SamplingFlags
+from specdec.requests.params import GREEDY, SamplingFlags
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import PLAIN, DraftShape, chain
 

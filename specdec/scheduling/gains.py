@@ -6,7 +6,7 @@ probabilities. It is averaged over batches of recent rounds (an empirical sample
 the distribution is assumed; requests that are easy to predict and others are both in it.
 
 Drafts may stop where the mean path probability of those that may have another level falls below a
-threshold (rounds/stop.py). Later levels then take next to no time.
+threshold (rounds/level.py). Later levels then take next to no time.
 """
 
 from copy import copy

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from specdec.kernels.compilations import compiling_is_expected
 from specdec.kernels.tile_shapes import PARALLEL_ROWS, row_class
-from specdec.requests.row_start import RowStart
 from specdec.rounds.step_sizes import Round, Step
+from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.step_costs import (
     LEAST_PROMPT_ROWS,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from graphs.frozen_heap import frozen_heap
-from specdec.requests.row_start import EVERYTHING, GREEDY
+from specdec.requests.params import EVERYTHING, GREEDY
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, IDLE, PLAIN, EngineSizes
 from specdec.start.compile_ahead import lengths_of, padding_parts

@@ -17,11 +17,10 @@ from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_cho
 from specdec.kernels.gumbel import DRAFT
 from specdec.kernels.tile_shapes import Shape
 from specdec.kernels.tiles import cut
-from specdec.requests.row_start import RowStart
 from specdec.rounds.buffers import BufferSizes, StepBuffers
 from specdec.rounds.propose import write_level, write_level_ref
-from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
+from specdec.rounds.upload import RowStart, start_rows
 from specdec.sizes import MAX_STOP_IDS, chain
 from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.rounds.levels import level_of

@@ -14,14 +14,14 @@ from specdec.kernels.best_token import (
 )
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
 from specdec.kernels.support_floor import Limits, launch_support_floor, support_floor_ref
-from specdec.requests.row_start import RowStart, SamplingFlags
+from specdec.requests.params import SamplingFlags
 from specdec.rounds.buffers import BufferSizes, StepBuffers
 from specdec.rounds.commit import decision_ref, launch_decision
 from specdec.rounds.prompts import Interval, commit_prompts
 from specdec.rounds.propose import launch_write_nodes, propose_level
-from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Passes, Step
+from specdec.rounds.upload import RowStart, start_rows
 from specdec.sampler.accept import RULES
 from specdec.sampler.sampler import Sampler
 from specdec.sizes import chain

@@ -5,9 +5,11 @@ import torch
 
 from specdec.rounds.buffers import CONFIDENCE_ONE, BufferSizes, StepBuffers
 from specdec.rounds.logprobs import RecordedLogprobs
-from specdec.rounds.results import NUM_SLOTS, Results
+from specdec.rounds.results import AT_ONCE, NUM_SLOTS, Results, kernel_sender, twin_sender
 from specdec.sizes import DraftShape, chain
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+NUMS = 8
 WIDER = {"shape": DraftShape(levels=2, width=2, nodes=4), "max_wide_reqs": 3}
 
 
@@ -83,3 +85,26 @@ def test_results_on_their_way_are_their_own_for_as_many_steps():
         given.send(2, RecordedLogprobs())
         pending.append(given.latest)
     assert [each.read().sampled_tokens[0][0] for each in pending] == list(range(NUM_SLOTS))
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    if request.param == "cpu" and torch.cuda.is_available():
+        pytest.skip("the interpreter is for machines without a GPU")
+    return torch.device(request.param)
+
+
+@pytest.mark.parametrize("sender", [kernel_sender, twin_sender])
+@pytest.mark.parametrize("num_rows", [1, AT_ONCE // NUMS, AT_ONCE // NUMS + 1, 200])
+def test_the_first_rows_are_sent_and_no_more(device, sender, num_rows):
+    rows = torch.arange(200 * NUMS, device=device).view(200, NUMS) + 2**40
+    send = sender(rows)
+    places_cpu = torch.zeros(3, 201, NUMS, dtype=torch.int64, pin_memory=device.type == "cuda")
+    flat_cpu = places_cpu.view(-1)[1:]  # at odd places, too
+    for place in (1, 0):
+        host = flat_cpu[place * 201 * NUMS :][: num_rows * NUMS].view(num_rows, NUMS)
+        send(host)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        assert torch.equal(host, rows[:num_rows].cpu())
+    assert places_cpu.count_nonzero() == 2 * num_rows * NUMS

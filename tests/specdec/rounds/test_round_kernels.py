@@ -8,13 +8,12 @@ import torch
 from specdec.kernels.best_token import StopMask, best_token_ref, launch_tile_maxima
 from specdec.kernels.linear import Sums
 from specdec.kernels.norms import add
-from specdec.requests.row_start import RowStart
 from specdec.rounds.buffers import CONFIDENCE_ONE, BufferSizes, StepBuffers
 from specdec.rounds.commit import decision_ref, launch_decision
 from specdec.rounds.fill import fill_round, fill_round_ref
 from specdec.rounds.prompts import Interval, commit_prompts, commit_prompts_ref, fill_prompts
-from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
+from specdec.rounds.upload import RowStart, start_rows
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import MAX_STOP_IDS, chain
 from tests.specdec.buffer_tensors import buffer_tensors

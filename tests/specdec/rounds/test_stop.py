@@ -9,9 +9,9 @@ import torch
 from specdec.config import MOST_SEQS
 from specdec.kernels import jit, tl
 from specdec.rounds.fill import fill_round, fill_round_ref
+from specdec.rounds.level import decide, decide_ref
 from specdec.rounds.propose import propose_level, write_level, write_level_ref
 from specdec.rounds.rank import kept_nodes
-from specdec.rounds.stop import decide, decide_ref
 from specdec.sizes import TreeShape, chain
 from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.rounds import test_round_kernels as chains

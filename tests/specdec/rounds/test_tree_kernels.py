@@ -12,14 +12,13 @@ import torch
 
 from specdec.kernels.move_slots import move_slots, move_slots_ref
 from specdec.requests.draft_tree import depths
-from specdec.requests.row_start import RowStart
 from specdec.rounds import gather_paths
 from specdec.rounds.buffers import CONFIDENCE_ONE, BufferSizes, StepBuffers
 from specdec.rounds.commit import decision_ref, launch_decision
 from specdec.rounds.fill import fill_round, fill_round_ref
 from specdec.rounds.gather_paths import launch_move_prompts, move_prompts_ref
-from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
+from specdec.rounds.upload import RowStart, start_rows
 from specdec.sizes import DraftShape, TreeShape, chain
 from tests.specdec.buffer_tensors import buffer_tensors
 from tests.specdec.kernels.by_kernel import by_kernel

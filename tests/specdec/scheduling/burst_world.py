@@ -16,9 +16,8 @@ from specdec.bench.loop import PROMPT_LENGTHS
 from specdec.bench.requests import NUM_REQUESTS, draw_jobs
 from specdec.config import MAX_PROMPT_SLOWDOWN
 from specdec.passes.captured import shared_shapes
-from specdec.requests.finish import FinishRules
 from specdec.requests.params import SamplingParams
-from specdec.requests.request import Request
+from specdec.requests.request import FinishRules, Request
 from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import Detokenizer
 from specdec.scheduling.block_pool import BlockPool

@@ -260,7 +260,7 @@ class Engine:
         if self.planner is not None:
             self.runner.stop_below(self.planner.threshold)
         return self.runner.run_step(
-            [request.state_row for request in work.verifying],
+            work.state_rows,
             work.parts,
             max_num_computed=max(bounds, default=1) - 1,
             flags=SamplingFlags.of_all(request.flags for request in decided),

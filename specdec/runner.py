@@ -21,10 +21,10 @@ from specdec.requests.params import GREEDY, SamplingFlags
 from specdec.rounds.buffers import BufferSizes, StepBuffers
 from specdec.rounds.results import PendingResult, Results, StepResult
 from specdec.rounds.state import RequestState
-from specdec.rounds.step_sizes import Round, RowMasks, Step
+from specdec.rounds.step_sizes import RowMasks, Step
 from specdec.rounds.upload import RowStart, start_rows, upload
 from specdec.sampler.sampler import Sampler
-from specdec.scheduling.work import PromptPart
+from specdec.scheduling.work import PromptPart, Round
 from specdec.sizes import PLAIN, DraftShape, EngineSizes, chain
 from specdec.step import Acts
 from specdec.target import Target

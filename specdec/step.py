@@ -1,7 +1,7 @@
 """A step: its acts in the order in which they happen, and what each reads and writes.
 
 The order is written here and nowhere else. A step has batch slots: first those that verify, with
-the last sampled token of a request and its drafts, then parts of prompts (rounds/step_sizes.py).
+the last sampled token of a request and its drafts, then parts of prompts (scheduling/work.py).
 Rows after which a token is chosen are decided: all that verify, and the last of each part. One
 forward takes the rows of all:
 

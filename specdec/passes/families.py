@@ -31,7 +31,8 @@ from graphs.protocol import GraphBackend
 from graphs.sizes import CaptureSizes, capture_sizes
 from specdec.config import GraphConfig
 from specdec.passes.captured import plain_sizes, request_sizes, shared_shapes, tree_sizes
-from specdec.rounds.step_sizes import Passes, Proposal, Round
+from specdec.rounds.step_sizes import Passes, Proposal
+from specdec.scheduling.work import Round
 from specdec.sizes import IDLE, EngineSizes
 
 Captures = Sequence[tuple[CudaGraphManager, MakeForward]]  # what is captured, and how it is made

@@ -19,10 +19,10 @@ from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.tile_shapes import ROW_CLASSES
 from specdec.requests.params import EVERYTHING, GREEDY, SamplingFlags
-from specdec.rounds.step_sizes import Round, RowMasks, Step
+from specdec.rounds.step_sizes import RowMasks, Step
 from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
-from specdec.scheduling.work import PromptPart
+from specdec.scheduling.work import PromptPart, Round
 from specdec.sizes import IDLE, PLAIN, DraftShape, EngineSizes, TreeShape, chain
 from specdec.step import Acts
 

@@ -1,5 +1,7 @@
 """What each step computes: admission, prompts beside rounds, growth, preemption, prefixes."""
 
+from dataclasses import replace
+
 import pytest
 
 from specdec.requests.params import SamplingParams
@@ -11,7 +13,7 @@ from specdec.scheduling.prompts import QUIET_STEPS
 from specdec.scheduling.row_planner import RoundPlan
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
-from specdec.scheduling.work import Work
+from specdec.scheduling.work import work_of
 from specdec.sizes import PLAIN, DraftShape, EngineSizes, chain
 
 K = 3
@@ -371,7 +373,7 @@ def test_no_round_is_launched_for_a_request_that_steps_in_flight_will_end():
 )
 def test_a_round_brings_no_more_tokens_than_its_drafts_have_levels(rows, num_tokens):
     own = [request(0, 5), request(1, 5, k=1)]
-    work = Work(verifying=own, next_shape=PLAIN, prompts=[], parts=[], **rows)
+    work = replace(work_of(own, PLAIN, PLAIN), **rows)
     assert work.token_bounds == [(1, num_tokens), (1, min(num_tokens, 2))]
 
 

@@ -144,6 +144,11 @@ class EngineSizes:
         return self.is_adaptive and self.tree is not None
 
     @property
+    def widest(self) -> DraftShape:
+        """Return the shape that holds all others: its paths are the longest, of chains too."""
+        return chain(self.num_speculative_tokens) if self.tree is None else self.tree.drafts
+
+    @property
     def num_draft_tokens(self) -> int:
         """Count the drafts that a request verifies: K of a chain; all nodes if all are trees."""
         if self.tree is None or self.is_adaptive:
@@ -169,7 +174,7 @@ class EngineSizes:
     @property
     def path_len(self) -> int:
         """Rows per request on the longest path through a round: of a chain all of them, K + 1."""
-        return self.num_speculative_tokens + 1 if self.tree is None else self.tree.path_len
+        return self.widest.path_len
 
     @property
     def max_tree_requests(self) -> int:
@@ -178,6 +183,11 @@ class EngineSizes:
             return 0
         most = self.max_num_seqs
         return min(most, MAX_AUTO_TREE_REQUESTS) if self.is_adaptive else most
+
+    @property
+    def first_node_slot(self) -> int:
+        """Return the first cache slot after the pool: nodes with paths lie from there on."""
+        return self.num_kv_blocks * BLOCK_SIZE
 
     @property
     def num_tree_blocks(self) -> int:

@@ -109,7 +109,7 @@ class EagleDrafter:
         """Make an extension over padding, to warm up and capture: in pieces, or a whole round."""
         B = desc.num_reqs
         if B is None:
-            most = self.buffers.sizes.max_reqs
+            most = self.sizes.max_num_seqs
             rows = self.contexts.with_seeds(self.contexts.dummy_rows(desc, warmup), most)
             return partial(self._extend_in_pieces, rows)
         proposal = _proposal_of(desc)
@@ -146,7 +146,7 @@ class EagleDrafter:
 
     def _extend_in_pieces(self, context: ForwardContext) -> None:
         """Run with a seed for every request that may run: others leave garbage."""
-        inputs = self._inputs(context.num_tokens, self.buffers.sizes.max_reqs)
+        inputs = self._inputs(context.num_tokens, self.sizes.max_num_seqs)
         with set_forward_context(context):
             self.graphs.prefill.run_pw_graph(self._forward, inputs)
 

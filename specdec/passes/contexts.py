@@ -52,7 +52,9 @@ class ForwardContexts:
         self._query_rows = partial(QueryRows, workspace=workspace, block_table=state.block_table)
         sizes = buffers.sizes
         # the kernels need no tiles
-        self._tiles = None if kv_cache.is_cuda else RaggedTiles(sizes.max_tokens, sizes.max_reqs)
+        self._tiles = (
+            None if kv_cache.is_cuda else RaggedTiles(sizes.max_num_rows, sizes.max_num_seqs)
+        )
 
     def rows(self, step: Step, how: Dispatch) -> ForwardContext:
         """All rows of a step, eagerly or in pieces: those that verify, then those of prompts."""
@@ -97,7 +99,7 @@ class ForwardContexts:
     def dummy_rows(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
         """Cut the rows of prompts into as many requests as there may be."""
         T = desc.num_tokens
-        B = min(T, self.buffers.sizes.max_reqs)
+        B = min(T, self.buffers.sizes.max_num_seqs)
         lengths = _spread(T, B)
         self.buffers.fill_padding(lengths)
         how = _how(CUDAGraphMode.PIECEWISE, desc, warmup)
@@ -113,7 +115,7 @@ class ForwardContexts:
         if Q is None:
             self.buffers.fill_padding(_spread(T, B))
             # of one slot: with fewer requests than slots, even where T == B
-            most = min(self.buffers.sizes.shape.path_len, T)
+            most = min(self.buffers.sizes.path_len, T)
             return self._context(how, T, (self._shared(B, most, T, self.max_model_len),))
         self.buffers.fill_padding([Q] * B)
         return self._context(how, T, (self._uniform(B, Q, T, self.max_model_len),))

@@ -140,7 +140,7 @@ class Results:
         self._proposed = buffers.proposed_tokens, buffers.proposed_parents
         self._slots_cpu = _slots_for(results)
         self._proposals_cpu = [_slots_for(nodes) for nodes in self._proposed]
-        self._widths = buffers.sizes.result_widths
+        self._widths = [column.shape[1] for column in buffers.columns]
         self._sent = [
             torch.cuda.Event(enable_timing=True) if results.is_cuda else None
             for _ in range(NUM_SLOTS)

@@ -3,20 +3,19 @@
 import pytest
 import torch
 
-from specdec.rounds.buffers import CONFIDENCE_ONE, BufferSizes, StepBuffers
+from specdec.rounds.buffers import CONFIDENCE_ONE
 from specdec.rounds.logprobs import RecordedLogprobs
 from specdec.rounds.results import AT_ONCE, NUM_SLOTS, Results, kernel_sender, twin_sender
-from specdec.sizes import DraftShape, chain
+from specdec.sizes import TreeShape
+from tests.specdec.buffer_tensors import step_buffers
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 NUMS = 8
-WIDER = {"shape": DraftShape(levels=2, width=2, nodes=4), "max_wide_reqs": 3}
+WIDER = TreeShape(num_levels=2, top_k=2, num_nodes=4)
 
 
-def results(**changes):
-    sizes = {"max_tokens": 16, "max_reqs": 3, "shape": chain(2), "hidden_size": 1}
-    sizes |= {"aux_width": 0, "draft_hidden_size": 1}
-    buffers = StepBuffers(BufferSizes(**sizes | changes), torch.float32, torch.device("cpu"))
+def results(drafts=2, **more):
+    buffers = step_buffers(torch.device("cpu"), 3, drafts, **more)
     buffers.results.fill_(-999)
     buffers.proposed_tokens.fill_(-999)
     columns = buffers.columns
@@ -44,7 +43,7 @@ def test_a_fixed_chain_has_no_parents_and_no_probabilities():
 
 
 def test_verified_nodes_have_parents_and_live_ones_probabilities():
-    buffers, given = results(keeps_probs=True, **WIDER)
+    buffers, given = results(WIDER, is_adaptive=True)
     buffers.columns.parents[0, :2] = torch.tensor([0, 0])
     probs = torch.tensor([[0.5, 0.25, 2.0**-24, 0.0], [0.0] * 4])
     buffers.columns.probs[:2] = (probs * CONFIDENCE_ONE).long()
@@ -56,25 +55,25 @@ def test_verified_nodes_have_parents_and_live_ones_probabilities():
 
 
 def test_what_a_planner_of_chains_reads_are_quotients():
-    buffers, given = results(keeps_probs=True)
+    buffers, given = results(is_adaptive=True)
     probs = torch.tensor([[0.5, 0.125], [0.75, 0.0]])
     buffers.columns.probs[:2] = (probs * CONFIDENCE_ONE).long()
     assert sent(given).confidences.tolist() == [[0.5, 0.25], [0.75, 0.0]]
 
 
-@pytest.mark.parametrize("wider", [{}, WIDER])
-def test_proposals_have_parents_which_of_chains_are_implied(wider):
-    buffers, given = results(**wider)
+@pytest.mark.parametrize("drafts", [2, WIDER])
+def test_proposals_have_parents_which_of_chains_are_implied(drafts):
+    buffers, given = results(drafts)
     given.send(2, RecordedLogprobs())
     X = buffers.proposed_tokens.shape[1]
     buffers.proposed_tokens[:2] = torch.arange(2 * X).view(2, X)
-    if wider:
+    if drafts is WIDER:
         buffers.proposed_parents[:2] = torch.tensor([[0, 1, 1, 0], [0, 1, 2, 3]])
     given.send_proposals(2)
     found = given.latest.read_proposals()
     assert found.tokens == [[*range(X)], [*range(X, 2 * X)]]
     parents = [[*each] for each in found.parents]
-    assert parents == ([[0, 1, 1, 0], [0, 1, 2, 3]] if wider else [[0, 1], [0, 1]])
+    assert parents == ([[0, 1, 1, 0], [0, 1, 2, 3]] if drafts is WIDER else [[0, 1], [0, 1]])
 
 
 def test_results_on_their_way_are_their_own_for_as_many_steps():

@@ -292,9 +292,8 @@ class Engine:
         result = step.result.read()
         if self.feedback is not None:
             self.feedback.observe_time(step.work, step.result, step.launched_at)
-        before = [request for request in step.work.requests if request.finish is None]
-        if self.feedback is not None:
             self.feedback.observe(step.work, result)
+        before = [request for request in step.work.requests if request.finish is None]
         changed = self._deliveries.give(step.work, result)
         self.scheduler.finish_step(step.work)
         self._release([request for request in before if request.finish is not None])

@@ -97,6 +97,11 @@ class Step(Round):
         return max(self.num_reqs, self.passes.num_reqs)
 
     @property
+    def num_padded_verified(self) -> int:
+        """Count the slots of these that verify: where prompts follow, none of them is padding."""
+        return self.num_verified if self.parts else self.num_padded_reqs
+
+    @property
     def num_padded_tokens(self) -> int:
         is_ragged = self.parts or self.shared_rows
         uniform = 0 if is_ragged else self.num_padded_reqs * self.shape.rows

@@ -155,15 +155,13 @@ class EngineSizes:
             return self.num_speculative_tokens
         return self.tree.num_nodes
 
-    def shape_of(self, num_reqs: int) -> DraftShape:
-        """Choose what is drafted for each of so many requests, unless a planner does."""
-        if self.tree is None or self.is_adaptive:
-            return chain(self.num_speculative_tokens)
-        return self.tree.of(num_reqs).drafts
+    def shape_of(self, num_reqs: int, is_wide: bool = False) -> DraftShape:
+        """Choose what is drafted for each of so many requests, at most.
 
-    def wide_shape_of(self, num_reqs: int) -> DraftShape:
-        """Choose the wide drafts of so many requests."""
-        assert self.tree is not None, "all drafts are chains"
+        is_wide: trees rather than chains, where a planner chooses between them
+        """
+        if self.tree is None or (self.is_adaptive and not is_wide):
+            return chain(self.num_speculative_tokens)
         return self.tree.of(num_reqs).drafts
 
     @property

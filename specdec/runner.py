@@ -286,7 +286,7 @@ def _rows_in_parts(heads: HeadShape, sizes: EngineSizes) -> int:
     """Bound the rows of a round whose programs share splits; long slots share their room."""
     most = most_rows_in_parts(sizes.query_len, sizes.max_num_seqs, heads)
     if sizes.tree is not None:
-        widest = max(sizes.tree.num_rows, sizes.tree.top_k)
+        widest = max(sizes.widest.rows, sizes.widest.width)
         of_trees = most_rows_in_parts(widest, sizes.max_tree_requests, heads, has_paths=True)
         most = max(most, of_trees)
     return max(min(most, sizes.max_verify_rows), 1)

@@ -205,9 +205,7 @@ def tree_round(
 
     parts: of prompts beside them
     """
-    sizes = runner.sizes
-    assert sizes.tree is not None, "sizes of chains"
-    shape = sizes.tree.of(num_reqs).drafts
+    shape = runner.sizes.shape_of(num_reqs, is_wide=True)
     return round_of(runner, num_reqs, shape, flags, parts=parts)
 
 

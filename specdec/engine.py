@@ -24,10 +24,10 @@ from specdec.guided.step_masks import StepMasks
 from specdec.kernels.compilations import compilations
 from specdec.requests.intake import Intake, NewRequest, Prompt
 from specdec.requests.metrics import Metric, Totals
-from specdec.requests.params import SamplingParams
+from specdec.requests.params import SamplingFlags, SamplingParams
 from specdec.requests.request import Request
-from specdec.requests.row_start import RowStart, SamplingFlags
 from specdec.rounds.results import PendingResult
+from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.block_pool import BlockPool
 from specdec.scheduling.costs import PromptBudget
@@ -262,7 +262,7 @@ class Engine:
         if self.feedback is not None:
             self.feedback.prepare()
         return self.runner.run_step(
-            [request.state_row for request in work.verifying],
+            work.state_rows,
             work.parts,
             max_num_computed=max(bounds, default=1) - 1,
             flags=SamplingFlags.of_all(request.flags for request in decided),

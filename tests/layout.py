@@ -85,7 +85,6 @@ ROWS: dict[str, Row] = {
         (*HOST, "specdec.requests", "specdec.from_vllm", "weights.errors", "weights.fields")
     ),
     "specdec.requests.template_worker": Row(third=("jinja2",)),
-    "specdec.requests.progress": Row(("specdec.requests", "weights.bars")),
     "specdec.scheduling": Row((*HOST, "specdec.requests")),
     "specdec.scheduling.planner": Row(("specdec.scheduling", "specdec.sizes"), ("numpy",)),
     "specdec.scheduling.ways": Row(("specdec.scheduling", "specdec.sizes"), ("numpy",)),
@@ -122,7 +121,7 @@ ROWS: dict[str, Row] = {
     "specdec.deliver": Row((*STEPPING, "specdec.rounds", "specdec.scheduling")),
     "specdec.engine": Row(ENGINE, ("torch",)),
     "specdec.start": Row(ENGINE, ("torch", "numpy", "huggingface_hub")),
-    "specdec.llm": Row((*LLM, "specdec.serve.turns")),
+    "specdec.llm": Row(LLM),
     "specdec.serve": Row(LLM),
     "specdec.serve.http": Row(
         (*LLM, "specdec.serve"),

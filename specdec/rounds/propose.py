@@ -32,9 +32,15 @@ from specdec.kernels.choose_token import launch_choices, noisy_ref
 from specdec.kernels.linear import linear
 from specdec.kernels.overlap import begin
 from specdec.rounds.children import add_children_ref, launch_children, rank_children_ref
-from specdec.rounds.keep_nodes import keep_nodes_ref, launch_keep_nodes
-from specdec.rounds.level import DraftLevel
-from specdec.rounds.stop import count_drafting, decide, decide_ref, drafting_ref, replace
+from specdec.rounds.level import (
+    DraftLevel,
+    count_drafting,
+    decide,
+    decide_ref,
+    drafting_ref,
+    replace,
+)
+from specdec.rounds.rank import keep_nodes_ref, launch_keep_nodes
 from specdec.sizes import BLOCK_SIZE
 
 # clamps the draft's probabilities to here and 1 - this

@@ -5,7 +5,7 @@ some nodes accepts, on average, the sum of their path probabilities. It is avera
 recent rounds, so requests that are easy to predict and others are both in it.
 
 Drafts may stop where the mean path probability of those that may have another level falls below a
-threshold (rounds/stop.py). Later levels then take next to no time.
+threshold (rounds/level.py). Later levels then take next to no time.
 """
 
 from dataclasses import dataclass

@@ -197,7 +197,7 @@ class Scheduler:
         if waiting:
             self._add_parts(work, waiting)
         if work.next_shape.is_wide:  # by all for whom it drafts
-            work = replace(work, next_shape=self.sizes.wide_shape_of(len(work.requests)))
+            work = replace(work, next_shape=self.sizes.shape_of(len(work.requests), is_wide=True))
         self._live = work.next_shape if work.next_shape.nodes else PLAIN
         return work
 
@@ -244,10 +244,10 @@ class Scheduler:
         return NextRound(
             num_requests=num_requests,
             num_drafting=len(drafting) or num_requests,
-            live=sizes.wide_shape_of(num_requests) if live.is_wide else live,
+            live=sizes.shape_of(num_requests, is_wide=True) if live.is_wide else live,
             num_keys=sum(each.num_tokens for each in verifying),
             num_prompt_rows=num_prompt_rows,
-            tree=sizes.wide_shape_of(num_requests) if is_wide else None,
+            tree=sizes.shape_of(num_requests, is_wide=True) if is_wide else None,
             num_sampled=num_sampled,
         )
 

@@ -12,10 +12,11 @@ from dataclasses import replace
 
 from specdec.kernels.compilations import compiling_is_expected
 from specdec.kernels.tile_shapes import PARALLEL_ROWS, row_class
-from specdec.requests.row_start import RowStart
-from specdec.rounds.step_sizes import Round, Step
+from specdec.rounds.step_sizes import Step
+from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.costs import LEAST_PROMPT_ROWS, Measured, StepCosts, TreeCosts
+from specdec.scheduling.work import Round
 from specdec.sizes import BLOCK_SIZE, PLAIN, chain
 from specdec.start.compile_ahead import lengths_of, prompts, tree_round
 from specdec.start.step_times import (

@@ -13,8 +13,8 @@ from specdec.kernels.gumbel import TARGET
 from specdec.requests.draft_tree import depths
 from specdec.rounds.children import launch_children
 from specdec.rounds.fill import fill_round_ref
-from specdec.rounds.keep_nodes import keep_nodes_ref, launch_keep_nodes
 from specdec.rounds.propose import propose_level, write_level, write_level_ref
+from specdec.rounds.rank import keep_nodes_ref, launch_keep_nodes
 from specdec.sampler import row_parameters
 from specdec.sizes import TreeShape, chain
 from tests.specdec.kernels.by_kernel import by_kernel

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from specdec.requests.finish import FinishRules
 from specdec.requests.params import SamplingParams
-from specdec.requests.request import Request
+from specdec.requests.request import FinishRules, Request
 from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import Detokenizer
 from specdec.scheduling.block_pool import BlockPool

@@ -1,17 +1,18 @@
 """What each step computes: admission, prompts beside rounds, growth, preemption, prefixes."""
 
+from dataclasses import replace
+
 import pytest
 
-from specdec.requests.finish import FinishRules
 from specdec.requests.params import SamplingParams
-from specdec.requests.request import Request
+from specdec.requests.request import FinishRules, Request
 from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import Detokenizer
 from specdec.scheduling.block_pool import BlockPool
 from specdec.scheduling.costs import PromptBudget, StepCosts
 from specdec.scheduling.planner import RoundPlan
 from specdec.scheduling.scheduler import Scheduler
-from specdec.scheduling.work import Work
+from specdec.scheduling.work import work_of
 from specdec.sizes import PLAIN, DraftShape, EngineSizes, TreeShape, chain
 
 K = 3
@@ -381,7 +382,7 @@ def test_no_round_is_launched_for_a_request_that_steps_in_flight_will_end():
 )
 def test_a_round_brings_no_more_tokens_than_its_drafts_have_levels(rows, num_tokens):
     own = [request(0, 5), request(1, 5, k=1)]
-    work = Work(verifying=own, next_shape=PLAIN, prompts=[], parts=[], **rows)
+    work = replace(work_of(own, PLAIN, PLAIN), **rows)
     assert work.token_bounds == [(1, num_tokens), (1, min(num_tokens, 2))]
 
 

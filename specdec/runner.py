@@ -54,9 +54,7 @@ class Runner:
         acceptance: str = "exact",
         confidence_threshold: float | None = 0.0,
     ) -> None:
-        self.sizes = sizes
-        self.device = device
-        self.acceptance = acceptance
+        self.sizes, self.device, self.acceptance = sizes, device, acceptance
         eagle = eagle if sizes.num_speculative_tokens > 0 else None
         self.confidence_threshold = confidence_threshold
         self.threshold: Tensor | None = None  # see rounds/level.py

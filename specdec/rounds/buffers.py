@@ -49,7 +49,7 @@ class StepBuffers:
         T, B, W = sizes.max_num_rows, sizes.max_num_seqs, sizes.max_tree_requests
         shape = sizes.widest
         Q, X = shape.path_len, shape.nodes
-        L, P = max(B, W * shape.width), W * (X + 1)
+        P = W * (X + 1)
         self.sizes = sizes
         # in the order of ResultColumns; the planner learns from the probabilities of nodes
         widths = [Q, 1, 1, X, X * shape.is_wide, X * sizes.is_adaptive]
@@ -91,12 +91,18 @@ class StepBuffers:
         self.path_sources = integers(max(T, W * Q) if W else 0)
         self.moved_from = integers(W * (Q - 1))  # cache slots of accepted nodes, -1 = none
         self.moved_to = integers(W * (Q - 1))  # where they go
+        self._add_drafts(draft_hidden_size, dtype, device)
 
-        # the draft's own
+    def _add_drafts(self, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Allocate what the draft alone fills and reads."""
+        sizes, shape = self.sizes, self.sizes.widest
+        T, B, W = sizes.max_num_rows, sizes.max_num_seqs, sizes.max_tree_requests
+        L, X = max(B, W * shape.width), shape.nodes
+        integers = partial(torch.zeros, dtype=torch.int64, device=device)
         self.draft_input_ids = integers(T)  # [T] row t embeds token t + 1
         self.draft_sample_slots = integers(T)  # [T] batch slot whose sample it embeds
         # [L, D] hidden states of seeds, then of each level; parents may be of any level before
-        self.draft_hidden = floats(L, draft_hidden_size)
+        self.draft_hidden = torch.zeros(L, hidden_size, dtype=dtype, device=device)
         self.draft_last_tokens = integers(L)  # [L] what the next draft row embeds
         self.draft_positions = integers(L)  # [L] of the seed, then the next row; 0 = padding
         self.draft_slots = integers(L)  # [L] its cache slot, -1 = padding

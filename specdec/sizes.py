@@ -14,9 +14,10 @@ MAX_BAD_WORD_LENGTH = 16  # tokens
 
 
 class DraftShape(NamedTuple):
-    """What is drafted for a request: the best `nodes` of `levels` levels, `width` children a node.
+    """What is drafted for a request: `levels` levels, of which the best `nodes` nodes are verified.
 
-    A request verifies a row for each node, and one for its last sampled token. Width 1 is a chain.
+    The first level has `width` nodes; each further one gives `width` children to `width` nodes. A
+    request verifies a row for each node, and one for its last sampled token. Width 1 is a chain.
     """
 
     levels: int
@@ -159,7 +160,7 @@ class EngineSizes:
 
     @property
     def query_len(self) -> int:
-        """Rows per request of a round, Q: the last sampled token and its drafts."""
+        """Rows per request of a round: the last sampled token and its drafts."""
         return self.num_draft_tokens + 1
 
     @property

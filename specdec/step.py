@@ -119,7 +119,7 @@ class Acts:
         self.sampler.choose(step)
 
     def commit(self, step: Step) -> None:
-        """Accept drafts that equal the target's choices; start the prompts that end."""
+        """Accept drafts that equal the target's choices; begin to generate where a prompt ends."""
         V, B = step.num_padded_verified, step.num_padded_reqs
         if V > 0:
             what = V, step.shape, step.shared_rows

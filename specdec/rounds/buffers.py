@@ -101,7 +101,7 @@ class StepBuffers:
         integers = partial(torch.zeros, dtype=torch.int64, device=device)
         self.draft_input_ids = integers(T)  # [T] row t embeds token t + 1
         self.draft_sample_slots = integers(T)  # [T] batch slot whose sample it embeds
-        # [L, D] hidden states of seeds, then of each level; parents may be of any level before
+        # [L, D] hidden states of seeds, then of each level's rows
         self.draft_hidden = torch.zeros(L, hidden_size, dtype=dtype, device=device)
         self.draft_last_tokens = integers(L)  # [L] what the next draft row embeds
         self.draft_positions = integers(L)  # [L] of the seed, then the next row; 0 = padding

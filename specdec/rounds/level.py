@@ -1,9 +1,10 @@
 """One level of a draft: where its nodes go, the rows of the next, and whether there is a next one.
 
-A level of width k gives k children to each of its rows: one row per request in the first level, k
-rows in every further one. Width 1 is a chain. The rows of level j (0, 1, ...) have position
-num_computed - 1 + j: those of level 0 are seeds, the last committed pairs. The rows after them
-embed tokens at the next position; beyond the context they are padding (position 0, slot -1).
+The rows of a level are the tokens that get children in it: one per request in the first level, k in
+every further one of width k. Its nodes are these children, k for each row. Width 1 is a chain. The
+rows of level j (0, 1, ...) have position num_computed - 1 + j: those of level 0 are seeds, the last
+committed pairs. The rows after them embed tokens at the next position; beyond the context they are
+padding (position 0, slot -1).
 
 Drafts may stop by confidence: a level is then drafted only while the one before it is likely to
 hold. After each level every slot that drafted it, and whose request may have another one, votes

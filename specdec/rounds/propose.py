@@ -1,12 +1,13 @@
 """A level of drafts: the best tokens by the draft's logits, as the target's ids.
 
 A draft is a guess: where its logits leave no choice it is the head's token 0, never a marker. With
-noise, tokens are the best of logits / temperature + g (choose_token.py; logits + temperature * g
-where there are several, best_children.py), so that they agree with what the target draws.
+noise g, which is the target's own unless p/q accepts, tokens are the best of
+logits / temperature + g, so that they agree with what the target draws (choose_token.py; where
+there are several, logits + temperature * g, best_children.py).
 
 Two kernels stand behind the one entry, since a node of width 1 needs none of the ranking: here it
-is the best of the head's tiles, whose logits are never written, and goes to the state rows at once.
-Wider levels are in children.py. The twin is one.
+is the best over tiles of the head, and goes to the state rows at once; greedy drafts never write
+their logits. Wider levels are in children.py. One torch twin covers both.
 
 Nodes of width 1 have a probability if `calibration` is given: the product over their path of the
 draft's own probability, whose odds are multiplied by a factor. For a greedy draft that is its

@@ -35,7 +35,7 @@ class StepResult:
     # [B, X] float32, that a live node and all above it hold, verified or not, 0 = not live; [B, 0]
     # where nothing learns from it
     path_probs: np.ndarray
-    logprobs: StepLogprobs | None = None  # by decided row, see step_sizes.py
+    logprobs: StepLogprobs | None = None  # by decided row, see step.py
     prompt_logprobs: Sequence[StepLogprobs | None] = ()  # one per part of a prompt
 
 

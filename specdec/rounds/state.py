@@ -33,7 +33,7 @@ class RequestState:
         draft_vocab_size: int = 0,
         has_probs: bool = False,
     ) -> None:
-        R, X = num_rows + 1, shape.nodes
+        R, X = num_rows + 1, shape.nodes  # here with the scratch row
 
         def zeros(*sizes: int) -> Tensor:
             return torch.zeros(sizes, dtype=torch.int64, device=device)
@@ -50,7 +50,7 @@ class RequestState:
         # [R + 1] live nodes, the first ones: proposed since the last commit, no deeper than the
         # request's own K, and within the context
         self.num_nodes = zeros(R)
-        self.num_draft_tokens = zeros(R)  # [R + 1] the request's own K, at most K
+        self.num_draft_tokens = zeros(R)  # [R + 1] the request's own K: levels, at most K
         self.block_table = zeros(R, blocks_per_request)  # [R + 1, M] cache blocks by position
         self.block_table.fill_(scratch_block)
         self.min_positions = zeros(R)  # [R + 1] see kernels/best_token.py

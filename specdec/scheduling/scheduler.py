@@ -66,8 +66,9 @@ class Scheduler:
     def may_lack_work(self) -> bool:
         """Whether steps in flight may bring the last tokens of all requests, or of one among few.
 
-        Another step would have nothing to do in its place, and a new request would wait for it.
-        Requests that are sure to end take no part in it, and others may have their places.
+        If they do, a step launched now would do nothing, and a new request would wait behind it.
+        Requests that are sure to end are not counted: no further step takes them, and new requests
+        may have their places.
         """
         if self.prefilling:
             return False
@@ -190,24 +191,24 @@ class Scheduler:
         if verifying is None:
             return None
         prefilling = set(self.prefilling)
-        waiting = [each for each in ranked if each in prefilling and each.finish is None]
-        if not verifying and not waiting:
+        prompting = [each for each in ranked if each in prefilling and each.finish is None]
+        if not verifying and not prompting:
             return None
-        work = self._round(verifying, waiting)
-        if waiting:
-            self._add_parts(work, waiting)
+        work = self._round(verifying, prompting)
+        if prompting:
+            self._add_parts(work, prompting)
         if work.next_shape.is_wide:  # by all for whom it drafts
             work = replace(work, next_shape=self.sizes.shape_of(len(work.requests), is_wide=True))
         self._live = work.next_shape if work.next_shape.nodes else PLAIN
         return work
 
-    def _round(self, verifying: list[Request], waiting: list[Request]) -> Work:
+    def _round(self, verifying: list[Request], prompting: list[Request]) -> Work:
         drafting = [each for each in verifying if each.num_speculative_tokens > 0]
         if self.planner is not None:
-            return self._planned(self.planner, verifying, drafting, waiting)
+            return self._planned(self.planner, verifying, drafting, prompting)
         shape = self.sizes.shape_of(len(verifying))
         verified = shape if drafting else PLAIN
-        proposed = shape if drafting or waiting else IDLE
+        proposed = shape if drafting or prompting else IDLE
         return work_of(verifying, verified, proposed)
 
     def _planned(
@@ -215,11 +216,11 @@ class Scheduler:
         planner: Planner,
         verifying: list[Request],
         drafting: list[Request],
-        waiting: list[Request],
+        prompting: list[Request],
     ) -> Work:
-        if not drafting and not any(each.num_speculative_tokens for each in waiting):
-            return work_of(verifying, PLAIN, PLAIN if waiting else IDLE)
-        coming = self._coming(verifying, drafting, waiting)
+        if not drafting and not any(each.num_speculative_tokens for each in prompting):
+            return work_of(verifying, PLAIN, PLAIN if prompting else IDLE)
+        coming = self._coming(verifying, drafting, prompting)
         plan = planner.plan(coming)
         live = coming.live if drafting else PLAIN
         if live.is_wide:
@@ -231,15 +232,15 @@ class Scheduler:
         return replace(work, shared_rows=num_rows, num_live=live.levels)
 
     def _coming(
-        self, verifying: list[Request], drafting: list[Request], waiting: list[Request]
+        self, verifying: list[Request], drafting: list[Request], prompting: list[Request]
     ) -> NextRound:
         """Describe the next round; where no request verifies yet, that of those that soon will."""
         sizes, live = self.sizes, self._live
-        num_requests = len(verifying) or min(len(waiting), sizes.max_num_seqs)
-        is_wide = len(verifying) + len(waiting) <= sizes.max_tree_requests
+        num_requests = len(verifying) or min(len(prompting), sizes.max_num_seqs)
+        is_wide = len(verifying) + len(prompting) <= sizes.max_tree_requests
         num_prompt_rows, num_sampled = 0, None
         if verifying:
-            num_prompt_rows = self.prompts.fitting(len(verifying), verifying, waiting)
+            num_prompt_rows = self.prompts.fitting(len(verifying), verifying, prompting)
             num_sampled = sum(each.params.temperature > 0 for each in drafting)
         return NextRound(
             num_requests=num_requests,
@@ -251,10 +252,10 @@ class Scheduler:
             num_sampled=num_sampled,
         )
 
-    def _add_parts(self, work: Work, waiting: list[Request]) -> None:
+    def _add_parts(self, work: Work, prompting: list[Request]) -> None:
         """Pack prompts in order, up to the budget; only the last of them may go on."""
-        rows_left = self.prompts.fitting(work.num_verify_rows, work.verifying, waiting)
-        for request in waiting:
+        rows_left = self.prompts.fitting(work.num_verify_rows, work.verifying, prompting)
+        for request in prompting:
             length = min(num_left(request), rows_left)
             if length == 0:
                 break

@@ -42,7 +42,8 @@ class Round:
     """What a step computes: a verify slot for each of `state_rows`, then slots of `parts`.
 
     shape: what each verify slot has rows for at most
-    shared_rows: if not 0, the rows of all verify slots, which have 1 to shape.rows each
+    shared_rows: 0: each verify slot has shape.rows rows; else the rows of all verify slots, which
+        are dealt out so that each has 1 to shape.rows
     next_shape: what the draft proposes after the step; PLAIN: it extends its KV; IDLE: not even so
     """
 
@@ -86,7 +87,9 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work(Round):
-    """A round with its requests: those that verify, then those of the parts, which end first.
+    """A round with its requests: those that verify, then those of the parts.
+
+    Every part but the last ends its prompt.
 
     num_live: levels of the drafts that shared rows verify
     """

@@ -24,15 +24,15 @@ from specdec.guided.step_masks import StepMasks
 from specdec.kernels.compilations import compilations
 from specdec.requests.intake import Intake, NewRequest, Prompt
 from specdec.requests.metrics import Metric, Totals
-from specdec.requests.params import SamplingParams
+from specdec.requests.params import SamplingFlags, SamplingParams
 from specdec.requests.request import Request
-from specdec.requests.row_start import RowStart, SamplingFlags
 from specdec.rounds.results import PendingResult
+from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.block_pool import BlockPool
-from specdec.scheduling.row_planner import RowPlanner
+from specdec.scheduling.costs import PromptBudget
+from specdec.scheduling.planner import Planner
 from specdec.scheduling.scheduler import Scheduler
-from specdec.scheduling.step_costs import PromptBudget
 from specdec.scheduling.work import Work
 
 logger = logging.getLogger("specdec")
@@ -63,7 +63,7 @@ class Engine:
         use_prefix_cache: bool = False,
         num_steps_ahead: int = 0,
         budget: PromptBudget | None = None,
-        planner: RowPlanner | None = None,
+        planner: Planner | None = None,
     ) -> None:
         self.runner = runner
         self.intake = intake
@@ -71,7 +71,7 @@ class Engine:
         self._use_prefix_cache = use_prefix_cache
         self._budget = budget
         self.planner = planner
-        self.feedback = None if planner is None else Feedback(planner, runner)
+        self.feedback = self._new_feedback()
         self.scheduler = self._new_scheduler()
         self._in_flight: deque[InFlight] = deque()
         self._step_masks = StepMasks()
@@ -213,6 +213,9 @@ class Engine:
         pool = BlockPool(sizes.num_kv_blocks)
         return Scheduler(pool, sizes, self._use_prefix_cache, self._budget, self.planner)
 
+    def _new_feedback(self) -> Feedback | None:
+        return None if self.planner is None else Feedback(self.planner, self.runner)
+
     def _end_all_after(self, error: BaseException) -> None:
         """End all requests: after an interrupted step, rows and blocks are in an unknown state."""
         for sample in itertools.chain.from_iterable(self._unfinished.values()):
@@ -222,8 +225,7 @@ class Engine:
             self._totals.ended(samples)
         self._unfinished.clear()
         self._in_flight.clear()
-        if self.feedback is not None:
-            self.feedback.forget()
+        self.feedback = self._new_feedback()
         self._step_masks = StepMasks()
         self.scheduler = self._new_scheduler()
 
@@ -257,10 +259,10 @@ class Engine:
         decided = [*work.verifying, *(request for request, part in ends if part.ends_prompt)]
         bounds = [request.num_tokens + request.most_pending for request in work.verifying]
         drafted = partial(num_drafted, max_model_len=self.runner.sizes.max_model_len)
-        if self.planner is not None:
-            self.runner.stop_below(self.planner.threshold)
+        if self.feedback is not None:
+            self.feedback.prepare()
         return self.runner.run_step(
-            [request.state_row for request in work.verifying],
+            work.state_rows,
             work.parts,
             max_num_computed=max(bounds, default=1) - 1,
             flags=SamplingFlags.of_all(request.flags for request in decided),
@@ -291,22 +293,18 @@ class Engine:
     def _take(self, step: InFlight) -> list[Request]:
         result = step.result.read()
         if self.feedback is not None:
-            self.feedback.observe_time(step.work, step.result, step.launched_at)
+            self.feedback.observe(step.work, step.result, result, step.launched_at)
         before = [request for request in step.work.requests if request.finish is None]
-        if self.feedback is not None:
-            self.feedback.observe(step.work, result)
         changed = self._deliveries.give(step.work, result)
         self.scheduler.finish_step(step.work)
         self._release([request for request in before if request.finish is not None])
-        if not self._unfinished and self.feedback is not None:
-            self.feedback.pause()
         if not self._unfinished and logger.isEnabledFor(logging.DEBUG):
             logger.debug("graphs: %s", summary(self.runner.graphs.counters()))
         return changed
 
     def _learn(self) -> None:
         if self.feedback is not None:  # without a step in flight, the next one waits for this
-            self.feedback.learn(has_time=len(self._in_flight) > 0)
+            self.feedback.learn(has_time=bool(self._in_flight and self._unfinished))
 
     def _release(self, ended: Sequence[Request]) -> None:
         for request in ended:

@@ -1,14 +1,11 @@
-"""What the results of steps tell the planner: how long they took, and which drafts held.
+"""What the results of steps tell the planner, and what it tells the device.
 
 A round is described when its results are read, and told once the next step has been launched, so
-that the planner learns beside it. From a round of trees is read what chains would have shown.
+that the planner learns beside it.
 """
 
 import itertools
 import time
-from collections.abc import Callable
-from functools import partial
-from typing import TypeAlias
 
 import numpy as np
 
@@ -16,106 +13,108 @@ from specdec.requests.draft_tree import depths, first_children
 from specdec.requests.request import Request
 from specdec.rounds.results import PendingResult, StepResult
 from specdec.runner import Runner
-from specdec.scheduling.round_history import IMPROBABLE, RoundOutcome
-from specdec.scheduling.row_planner import RowPlanner, StepSize
+from specdec.scheduling.gains import Booleans, Floats, Integers
+from specdec.scheduling.history import RoundOutcome
+from specdec.scheduling.planner import Planner, StepSize
 from specdec.scheduling.work import Work
-from specdec.sizes import TreeShape
-
-# tells the planner of a round; the argument: whether the GPU has other work meanwhile
-Observation: TypeAlias = Callable[[bool], None]
+from specdec.sizes import PLAIN, DraftShape, chain
 
 
 class Feedback:
-    """Tells a planner what an engine's steps have shown, and the device of a new calibration."""
+    """Stands between a planner and the steps of an engine."""
 
-    def __init__(self, planner: RowPlanner, runner: Runner) -> None:
+    def __init__(self, planner: Planner, runner: Runner) -> None:
         self._planner = planner
         self._runner = runner
-        self._num_fits = 0  # fits of the planner that the device has
-        self._observations: list[Observation] = []  # of results that were read
+        self._factors = planner.factors  # that the device has
+        self._untold: list[RoundOutcome | int] = []  # of rounds without drafts, how many requests
         self._read_at = 0.0  # when the latest result was read, by time.perf_counter()
         self._read: PendingResult | None = None  # that result
+        self._waited = 0.0  # seconds that the host had waited for results until then
 
-    def forget(self) -> None:
-        """Drop what was not told yet."""
-        self._observations.clear()
+    def prepare(self) -> None:
+        """Let the next step stop its drafts where the planner says."""
+        self._runner.stop_below(self._planner.threshold)
 
-    def pause(self) -> None:
-        """Time no step by the latest result: after a pause, steps in flight may be read late."""
-        self._read_at = 0.0
+    def observe(
+        self, work: Work, pending: PendingResult, result: StepResult, launched_at: float
+    ) -> None:
+        """Keep what a round showed, before its requests get their tokens.
 
-    def observe_time(self, work: Work, result: PendingResult, launched_at: float) -> None:
-        """Time a step from one result to the next, if it was launched before the first was read.
-
-        In this time the draft's levels of the step before ran, and the target of this one. The
-        device's clock tells it: the host may read a result late, while it launches another step.
         launched_at: by time.perf_counter()
         """
+        shape = _verified_shape(work)
+        self._observe_time(work, shape, pending, launched_at)
+        if not work.verifying:
+            return
+        if shape == PLAIN:
+            self._untold.append(len(work.verifying))
+            return
+        self._untold.append(self._outcome(work, shape, result))
+
+    def learn(self, has_time: bool) -> None:
+        """Tell the planner of the rounds that were read.
+
+        has_time: a step runs beside it. Else the engine may pause, and no step is timed by the
+        latest result: steps in flight may be read late
+        """
+        if not has_time:
+            self._read_at = 0.0
+        untold, self._untold = self._untold, []
+        for each in untold:
+            if isinstance(each, int):
+                self._planner.observe_plain(each)
+            else:
+                self._planner.observe(each, has_time)
+        if self._planner.factors is not self._factors:
+            self._factors = self._planner.factors
+            self._runner.calibrate(self._factors)
+
+    def _observe_time(
+        self, work: Work, shape: DraftShape, pending: PendingResult, launched_at: float
+    ) -> None:
+        """Time a step from one result to the next, if it was launched before the first was read.
+
+        In this time the drafts that it verifies were made, and its target ran. The device's clock
+        tells it: the host may read a result late, while it launches another step.
+        """
         before, self._read_at = self._read_at, time.perf_counter()
-        earlier, self._read = self._read, result
+        waited, self._waited = self._waited, pending.waits.seconds
+        earlier, self._read = self._read, pending
         if not work.verifying or launched_at > before:
             return
-        if work.next_shape.is_wide and not work.shape.is_wide:
-            return  # the levels that ran before it are not those that it makes
         size = StepSize(
             num_requests=len(work.verifying),
             num_rows=work.num_verify_rows,
             num_prompt_rows=sum(part.length for part in work.parts),
-            num_levels=work.next_shape.levels,
+            shape=shape,
             num_keys=sum(request.num_tokens for request in work.verifying),
-            has_trees=work.shape.is_wide,
         )
-        on_device = None if earlier is None else result.ms_after(earlier)
+        on_device = None if earlier is None else pending.ms_after(earlier)
         on_host = 1e3 * (self._read_at - before)
-        self._planner.observe_time(size, on_host if on_device is None else on_device)
+        if on_device is None:  # then steps do not overlap with the host's work
+            self._planner.observe_time(size, on_host, 0.0)
+        else:
+            self._planner.observe_time(size, on_device, on_host - 1e3 * (self._waited - waited))
 
-    def observe(self, work: Work, result: StepResult) -> None:
-        """Keep what a round showed, before its requests get their tokens."""
-        if work.verifying:
-            self._observations.append(self._observation(work, result))
-
-    def learn(self, has_time: bool) -> None:
-        """Tell the planner of the rounds that were read. has_time: a step runs beside it."""
-        observations, self._observations = self._observations, []
-        if not observations:
-            return
-        for observe in observations:
-            observe(has_time)
-        if self._planner.num_fits != self._num_fits:
-            self._num_fits = self._planner.num_fits
-            self._runner.calibrate(self._planner.calibration)
-
-    def _observation(self, work: Work, result: StepResult) -> Observation:
-        planner, requests = self._planner, work.verifying
+    def _outcome(self, work: Work, shape: DraftShape, result: StepResult) -> RoundOutcome:
+        requests = work.verifying
         B = len(requests)
-        if not work.shape.is_wide and work.num_live == 0:
-            return lambda has_time: planner.observe_plain(B)
         runs = np.array([request.finish is None for request in requests])
-        is_sampled = np.array([request.params.temperature > 0 for request in requests])
-        num_verified = np.array([len(drafts) for drafts in result.draft_tokens[:B]]) * runs
-        num_accepted = np.array(result.num_accepted[:B]) * runs
         bound = self._runner.sizes.max_model_len
-        num_allowed = np.array([num_drafted(each, bound) for each in requests]) * runs
-        if not work.shape.is_wide:
-            chains = RoundOutcome(
-                confidences=result.confidences[:B],
-                num_live=work.num_live,
-                num_verified=num_verified,
-                num_accepted=num_accepted,
-                is_sampled=is_sampled,
-                num_allowed=num_allowed,
-            )
-            return partial(planner.observe, chains)
-        tree = self._runner.sizes.tree
-        assert tree is not None, "trees were verified"
-        threshold = planner.threshold
-
-        def observe_trees(has_time: bool) -> None:
-            chains = _chains_in_trees(result, tree, threshold, num_allowed, is_sampled)
-            verified, accepted = int(num_verified.sum()), int(num_accepted.sum())
-            planner.observe_trees(chains, verified, accepted, has_time)
-
-        return observe_trees
+        # [B, X]: chains have as many levels as they may have
+        num_nodes = shape.nodes if shape.is_wide else self._planner.num_levels
+        return outcome_of(
+            shape,
+            result.path_probs[:B, :num_nodes],
+            result.draft_parents[:B] if shape.is_wide else None,
+            num_verified=np.array([len(drafts) for drafts in result.draft_tokens[:B]]) * runs,
+            num_accepted=np.array(result.num_accepted[:B]) * runs,
+            num_allowed=np.array([num_drafted(each, bound) for each in requests]) * runs,
+            is_sampled=np.array([request.params.temperature > 0 for request in requests]),
+            threshold=self._planner.threshold,
+            num_on_chains=_num_on_chains(result, B) * runs if shape.is_wide else None,
+        )
 
 
 def num_drafted(request: Request, max_model_len: int) -> int:
@@ -123,72 +122,110 @@ def num_drafted(request: Request, max_model_len: int) -> int:
     return min(request.num_speculative_tokens, max_model_len - request.num_tokens)
 
 
-def _chains_in_trees(
-    result: StepResult,
-    tree: TreeShape,
+def outcome_of(
+    shape: DraftShape,
+    probs_BX: Floats,
+    parents: list[list[int]] | None,
+    *,
+    num_verified: Integers,
+    num_accepted: Integers,
+    num_allowed: Integers,
+    is_sampled: Booleans,
     threshold: float,
-    num_allowed: np.ndarray,
-    is_sampled: np.ndarray,
+    num_on_chains: Integers | None = None,
 ) -> RoundOutcome:
-    """Read from a round of trees what chains would have shown: each tree has one, its best tokens.
+    """Describe a round to the planner, by levels.
 
-    If a tree left out the chain's next token, although it has deeper nodes, or is full while the
-    trees had another level, that token ranked below every kept node; count it as IMPROBABLE.
-    Without it, deep levels would be judged only by the chains that reached them. Other missing
-    tokens were not drafted.
-
-    threshold: of the mean path probability, below which trees stop
-    num_allowed, is_sampled: [B] as in RoundOutcome; 0 allowed: the tree says nothing
+    probs_BX: path probabilities of live nodes; 0: not live. Of chains X is the most levels
+    parents: the row of each node's parent; None: chains
+    threshold: below which the drafts stopped
+    num_on_chains: of trees, the drafts that held and were the best ones of their parents
     """
-    B = len(num_allowed)
-    shape = tree.of(B)
-    confidences = np.zeros((B, tree.num_levels), np.float32)
-    lengths, num_held = np.zeros((2, B), int)
-    bounds = num_allowed.copy()
-    node_depths = [depths(parents) for parents in result.draft_parents[:B]]
-    last_level = _last_level(result, node_depths, threshold, num_allowed)
-    for b in np.flatnonzero(num_allowed):
-        parents = result.draft_parents[b]
-        chain = first_children(parents)
-        rows = chain[: shape.max_depth]  # drafted for fewer requests, it may be longer
-        probs = np.array([1.0, *(result.draft_probs[b][row - 1] for row in rows)])
-        confidences[b, : len(rows)] = probs[1:] / probs[:-1]
-        lengths[b] = len(rows)
-        if not rows:
-            bounds[b] = 0
-            continue
-        is_full = len(parents) == shape.num_nodes and len(rows) < shape.num_levels
-        if len(chain) < max(node_depths[b]) or (is_full and len(rows) < last_level):
-            confidences[b, len(rows) :] = IMPROBABLE
-        accepted = result.sampled_tokens[b][: result.num_accepted[b]]
-        tokens = [result.draft_tokens[b][row - 1] for row in rows]
-        equal = map(int.__eq__, tokens, accepted)
-        num_held[b] = sum(1 for _ in itertools.takewhile(bool, equal))
+    probs_BX = np.clip(np.nan_to_num(probs_BX), 0.0, 1.0)
+    if parents is None:
+        held: Floats = np.where(np.arange(probs_BX.shape[1]) < shape.levels, probs_BX, 0.0)
+        best, num_run, num_shown = held, int((held > 0).sum(axis=1).max()), num_verified
+    else:
+        held, best = _by_levels(probs_BX, parents, shape.levels)
+        num_run = _last_level(best, threshold, num_allowed)
+        num_shown = np.minimum(num_run, num_allowed)
+    is_allowed = np.arange(held.shape[1]) < num_allowed[:, None]
+    chains = None
+    if parents is not None and num_on_chains is not None:
+        paths = _chain_paths(probs_BX, parents, shape.levels) * is_allowed
+        chains = RoundOutcome(
+            shape=shape,
+            held=paths,
+            best=paths,
+            num_run=num_run,
+            num_shown=(paths > 0).sum(axis=1),
+            num_verified=num_verified,
+            num_accepted=num_on_chains,
+            num_allowed=num_allowed,
+            is_sampled=is_sampled,
+        )
     return RoundOutcome(
-        confidences=confidences,
-        num_live=tree.num_levels,
-        num_verified=lengths,
-        num_accepted=num_held,
+        shape=shape,
+        held=held * is_allowed,
+        best=best * is_allowed,
+        num_run=num_run,
+        num_shown=num_shown,
+        num_verified=num_verified,
+        num_accepted=num_accepted,
+        num_allowed=num_allowed,
         is_sampled=is_sampled,
-        num_allowed=bounds,
+        chains=chains,
     )
 
 
-def _last_level(
-    result: StepResult,
-    node_depths: list[list[int]],
-    threshold: float,
-    num_allowed: np.ndarray,
-) -> int:
-    """Find the last level that a round's trees drafted together: the deepest node's, or one more.
+def _by_levels(
+    probs_BX: Floats, parents: list[list[int]], num_levels: int
+) -> tuple[Floats, Floats]:
+    """Sum the nodes of each level [B, num_levels], and find the most probable of each.
 
-    It is one more if the best paths to that depth were probable enough on average. A tree that kept
-    no node of that depth counts with its least probable node: no path was more probable.
+    Of a level without nodes no path is more probable than the least probable node.
     """
-    deepest = max(map(max, node_depths))
-    best = []
-    for b in np.flatnonzero(num_allowed > deepest):
-        of_nodes, probs = node_depths[b][1:], result.draft_probs[b]
-        if probs:
-            best.append(probs[of_nodes.index(deepest) if deepest in of_nodes else -1])
-    return deepest + bool(best and sum(best) >= threshold * len(best))
+    held, best = ([[0.0] * num_levels for _ in parents] for _ in range(2))
+    for b, (probs, of_tree) in enumerate(zip(probs_BX.tolist(), parents, strict=True)):
+        for prob, depth in zip(probs, depths(of_tree)[1:], strict=False):
+            held[b][depth - 1] += prob
+            best[b][depth - 1] = max(best[b][depth - 1], prob)
+        least = min(probs[: len(of_tree)], default=0.0)
+        best[b] = [prob or least for prob in best[b]]
+    return np.array(held), np.array(best)
+
+
+def _chain_paths(probs_BX: Floats, parents: list[list[int]], num_levels: int) -> Floats:
+    """List the paths of the chains in trees [B, num_levels]: of each node the first child."""
+    paths = np.zeros((len(parents), num_levels))
+    for b, of_tree in enumerate(parents):
+        for depth, row in enumerate(first_children(of_tree)[:num_levels]):
+            paths[b, depth] = probs_BX[b, row - 1]
+    return paths
+
+
+def _num_on_chains(result: StepResult, num_requests: int) -> Integers:
+    """Count the drafts that held and that chains would have had too."""
+    found = []
+    for b in range(num_requests):
+        rows = first_children(result.draft_parents[b])
+        best = [result.draft_tokens[b][row - 1] for row in rows]
+        equal = map(int.__eq__, best, result.sampled_tokens[b][: result.num_accepted[b]])
+        found.append(sum(itertools.takewhile(bool, equal)))
+    return np.array(found)
+
+
+def _last_level(best_BL: Floats, threshold: float, num_allowed: Integers) -> int:
+    """Find the last level that a round's trees drafted together.
+
+    They went on where the most probable paths of the level before were probable enough on average.
+    """
+    num_levels = best_BL.shape[1]
+    votes = num_allowed[:, None] > np.arange(1, num_levels)
+    num_voting = votes.sum(axis=0)
+    goes_on = (best_BL[:, :-1] * votes).sum(axis=0) >= threshold * num_voting
+    return 1 + int((goes_on & (num_voting > 0)).cumprod().sum())
+
+
+def _verified_shape(work: Work) -> DraftShape:
+    return work.shape if work.shape.is_wide else chain(work.num_live)

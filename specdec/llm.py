@@ -1,5 +1,6 @@
 """The public class: load a target and perhaps a draft, generate text."""
 
+import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -25,13 +26,13 @@ from specdec.requests.intake import (
 from specdec.requests.metrics import Metric
 from specdec.requests.output import CompletionOutput, RequestOutput
 from specdec.requests.params import RequestOutputKind, SamplingParams, recommended_params
-from specdec.requests.progress import Progress
 from specdec.requests.request import Pieces, Request, whole_output
 from specdec.requests.stats import SpeculationStats
-from specdec.serve.turns import Turns
+from specdec.requests.turns import Turns
 from specdec.speculative_config import SpeculativeConfig
 from specdec.start.device import release_memory
 from specdec.start.load import load
+from weights.bars import bar
 
 
 class LLM:
@@ -175,7 +176,7 @@ class LLM:
         with self._turns:
             return self.engine.add_requests(new)
 
-    def _step_or_end(self, progress: Progress) -> bool:
+    def _step_or_end(self, progress: "Progress") -> bool:
         """Take a turn of generate; True once its requests have ended, by any thread's steps."""
         with self._turns:
             if self._engine is None or not self._engine.has_unfinished:
@@ -197,7 +198,7 @@ class LLM:
             progress.update(changed)
 
     @contextmanager
-    def _updating(self, progress: Progress) -> Iterator[Progress]:
+    def _updating(self, progress: "Progress") -> "Iterator[Progress]":
         """Update it after the steps of all threads."""
         with progress:
             with self._turns:
@@ -263,3 +264,51 @@ class LLM:
         if not all(isinstance(each, RequestOutput) for each in found):
             raise ValueError(f"outputs={outputs!r}: give a list of RequestOutput")
         return SpeculationStats.merged(each.stats for each in cast(list[RequestOutput], found))
+
+
+class Progress:
+    """Counts the requests of a call that ended: done, tokens per second, acceptance length.
+
+    is_shown: draw a bar, if there is a screen
+    """
+
+    def __init__(self, requests: Sequence[Request], is_shown: bool) -> None:
+        self.requests = requests
+        self._running = {request.request_id for request in requests}
+        self._num_tokens = self._num_rounds = self._num_accepted = 0
+        self._start = time.monotonic()
+        self._bar = bar(total=len(requests), desc="generating", unit="request", is_wanted=is_shown)
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._running
+
+    def update(self, changed: Iterable[Request], is_broken_off: bool = False) -> None:
+        """Count the requests that a step ended; requests of other callers do not count.
+
+        An abort is not shown as an end, nor is the end by a step that was interrupted.
+        """
+        for request in changed:
+            if request.is_finished and request.request_id in self._running:
+                self._running.remove(request.request_id)
+                samples = request.all_samples
+                is_aborted = any(each.finish and each.finish.reason == "abort" for each in samples)
+                if not is_broken_off and not is_aborted:
+                    self._count(samples)
+                    self._bar.update()
+
+    def _count(self, samples: Sequence[Request]) -> None:
+        self._num_tokens += sum(sample.stats.num_generated_tokens for sample in samples)
+        self._num_rounds += sum(sample.stats.num_rounds for sample in samples)
+        self._num_accepted += sum(sample.stats.num_accepted_tokens for sample in samples)
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        figures = {"tokens/s": f"{self._num_tokens / seconds:.0f}"}
+        if self._num_accepted:
+            figures["acceptance length"] = f"{1 + self._num_accepted / self._num_rounds:.2f}"
+        self._bar.set_postfix(figures, refresh=False)

@@ -17,16 +17,15 @@ from specdec.models.build import allocate_kv_cache, build_draft, build_target
 from specdec.models.decoder import DecoderModel
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, GraphFamilies
-from specdec.requests.row_start import GREEDY, RowStart, SamplingFlags
-from specdec.rounds.buffers import BufferSizes, StepBuffers
+from specdec.requests.params import GREEDY, SamplingFlags
+from specdec.rounds.buffers import StepBuffers
 from specdec.rounds.results import PendingResult, Results, StepResult
-from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
-from specdec.rounds.step_sizes import Round, RowMasks, Step
-from specdec.rounds.upload import upload
+from specdec.rounds.step_sizes import RowMasks, Step
+from specdec.rounds.upload import RowStart, start_rows, upload
 from specdec.sampler.sampler import Sampler
-from specdec.scheduling.work import PromptPart
-from specdec.sizes import PLAIN, DraftShape, EngineSizes, chain
+from specdec.scheduling.work import PromptPart, Round
+from specdec.sizes import PLAIN, DraftShape, EngineSizes
 from specdec.step import Acts
 from specdec.target import Target
 from weights.config import Heads
@@ -55,19 +54,26 @@ class Runner:
         acceptance: str = "exact",
         confidence_threshold: float | None = 0.0,
     ) -> None:
-        self.sizes = sizes
-        self.device = device
-        self.acceptance = acceptance
+        self.sizes, self.device, self.acceptance = sizes, device, acceptance
         eagle = eagle if sizes.num_speculative_tokens > 0 else None
         self.confidence_threshold = confidence_threshold
-        self.threshold: Tensor | None = None  # see rounds/stop.py
+        self.threshold: Tensor | None = None  # see rounds/level.py
         self._stops_below = confidence_threshold or 0.0
         if confidence_threshold != 0 and eagle is not None:
             self.threshold = torch.tensor([self._stops_below], device=device)
         self._has_probs = sizes.is_adaptive or (self.threshold is not None and sizes.tree is None)
         self._dtype = target.tensors["embed_tokens.weight"].dtype
         self.state = self._new_state(target, eagle)
-        self.buffers = StepBuffers(_buffer_sizes(target, eagle, sizes), self._dtype, device)
+        hidden_size = target.config.hidden_size
+        taps = () if eagle is None else eagle.config.aux_boundaries
+        self.buffers = StepBuffers(
+            sizes,
+            self._dtype,
+            device,
+            hidden_size=hidden_size,
+            aux_width=len(taps) * hidden_size,
+            draft_hidden_size=0 if eagle is None else eagle.config.layer.hidden_size,
+        )
         self.results = Results(self.buffers)
         configs = [each.config for each in (target, eagle) if each is not None]
         self.heads = tuple(_head_shape(each.heads, self._dtype) for each in configs)
@@ -78,7 +84,6 @@ class Runner:
         self.num_tree_rounds = 0  # steps that verified trees
         self.calibration: Tensor | None = None  # see rounds/level.py
         self._workspace = _workspace(self.heads, sizes, device)
-        taps = () if eagle is None else eagle.config.aux_boundaries
         model = build_target(target, taps, sizes.max_model_len, device)
         self.target_cache = self._new_cache(target, sizes.num_tree_blocks)
         contexts = self._contexts(self.target_cache, has_paths=sizes.tree is not None)
@@ -167,7 +172,7 @@ class Runner:
         )
 
     def calibrate(self, values: np.ndarray) -> None:
-        """Judge drafts by these intercepts and slopes, float32 [2, K, 2], from the next step on."""
+        """Judge drafts with these factors, float32 [2, K], from the next step on."""
         assert self.calibration is not None, "the number of drafts is fixed"
         upload(self.calibration, values)
 
@@ -215,7 +220,7 @@ class Runner:
             draft_vocab_size = eagle.config.draft_vocab_size
         return RequestState(
             sizes.num_state_rows,
-            _widest(sizes),
+            sizes.widest,
             sizes.blocks_per_request,
             scratch_block=sizes.num_kv_blocks,
             device=self.device,
@@ -233,7 +238,7 @@ class Runner:
         assert self.graphs.draft is not None, "families without the draft's"
         if self._has_probs:
             K = self.sizes.num_speculative_tokens
-            self.calibration = torch.tensor([0.0, 1.0], device=self.device).repeat(2, K, 1)
+            self.calibration = torch.ones(2, K, device=self.device)
         self.draft_cache = self._new_cache(eagle, self.sizes.num_draft_tree_blocks)
         return EagleDrafter(
             model=build_draft(eagle, target, self.sizes.max_model_len, self.device),
@@ -279,29 +284,7 @@ def _rows_in_parts(heads: HeadShape, sizes: EngineSizes) -> int:
     """Bound the rows of a round whose programs share splits; long slots share their room."""
     most = most_rows_in_parts(sizes.query_len, sizes.max_num_seqs, heads)
     if sizes.tree is not None:
-        widest = max(sizes.tree.num_rows, sizes.tree.top_k)
+        widest = max(sizes.widest.rows, sizes.widest.width)
         of_trees = most_rows_in_parts(widest, sizes.max_tree_requests, heads, has_paths=True)
         most = max(most, of_trees)
     return max(min(most, sizes.max_verify_rows), 1)
-
-
-def _widest(sizes: EngineSizes) -> DraftShape:
-    return chain(sizes.num_speculative_tokens) if sizes.tree is None else sizes.tree.drafts
-
-
-def _buffer_sizes(
-    target: LoadedTarget, eagle: LoadedEagle | None, sizes: EngineSizes
-) -> BufferSizes:
-    taps = len(eagle.config.aux_boundaries) if eagle is not None else 0
-    hidden_size = target.config.hidden_size
-    return BufferSizes(
-        max_tokens=sizes.max_num_rows,
-        max_reqs=sizes.max_num_seqs,
-        shape=_widest(sizes),
-        hidden_size=hidden_size,
-        aux_width=taps * hidden_size,
-        draft_hidden_size=eagle.config.layer.hidden_size if eagle is not None else 0,
-        keeps_probs=sizes.is_adaptive,
-        max_wide_reqs=sizes.max_tree_requests,
-        num_kv_blocks=sizes.num_kv_blocks,
-    )

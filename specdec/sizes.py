@@ -14,9 +14,10 @@ MAX_BAD_WORD_LENGTH = 16  # tokens
 
 
 class DraftShape(NamedTuple):
-    """What is drafted for a request: the best `nodes` of `levels` levels, `width` children a node.
+    """What is drafted for a request: `levels` levels, of which the best `nodes` nodes are verified.
 
-    A request verifies a row for each node, and one for its last sampled token. Width 1 is a chain.
+    The first level has `width` nodes; each further one gives `width` children to `width` nodes. A
+    request verifies a row for each node, and one for its last sampled token. Width 1 is a chain.
     """
 
     levels: int
@@ -106,11 +107,6 @@ class TreeShape:
         """Count the nodes of all levels, of which the best are verified."""
         return self.top_k + self.top_k**2 * (self.num_levels - 1)
 
-    @property
-    def num_draft_rows(self) -> int:
-        """Count the rows of all levels but the first, which comes from the last committed pair."""
-        return self.top_k * (self.num_levels - 1)
-
 
 @cache
 def _shape_of(tree: TreeShape, num_reqs: int) -> TreeShape:
@@ -144,32 +140,33 @@ class EngineSizes:
         return self.is_adaptive and self.tree is not None
 
     @property
+    def widest(self) -> DraftShape:
+        """Return the shape that holds all others: its paths are the longest, of chains too."""
+        return chain(self.num_speculative_tokens) if self.tree is None else self.tree.drafts
+
+    @property
     def num_draft_tokens(self) -> int:
         """Count the drafts that a request verifies: K of a chain; all nodes if all are trees."""
-        if self.tree is None or self.is_adaptive:
-            return self.num_speculative_tokens
-        return self.tree.num_nodes
+        return self.shape_of(1).nodes
 
-    def shape_of(self, num_reqs: int) -> DraftShape:
-        """Choose what is drafted for each of so many requests, unless a planner does."""
-        if self.tree is None or self.is_adaptive:
+    def shape_of(self, num_reqs: int, is_wide: bool = False) -> DraftShape:
+        """Choose what is drafted for each of so many requests, at most.
+
+        is_wide: trees rather than chains, where a planner chooses between them
+        """
+        if self.tree is None or (self.is_adaptive and not is_wide):
             return chain(self.num_speculative_tokens)
-        return self.tree.of(num_reqs).drafts
-
-    def wide_shape_of(self, num_reqs: int) -> DraftShape:
-        """Choose the wide drafts of so many requests."""
-        assert self.tree is not None, "all drafts are chains"
         return self.tree.of(num_reqs).drafts
 
     @property
     def query_len(self) -> int:
-        """Rows per request of a round, Q: the last sampled token and its drafts."""
+        """Rows per request of a round: the last sampled token and its drafts."""
         return self.num_draft_tokens + 1
 
     @property
     def path_len(self) -> int:
         """Rows per request on the longest path through a round: of a chain all of them, K + 1."""
-        return self.num_speculative_tokens + 1 if self.tree is None else self.tree.path_len
+        return self.widest.path_len
 
     @property
     def max_tree_requests(self) -> int:
@@ -180,15 +177,19 @@ class EngineSizes:
         return min(most, MAX_AUTO_TREE_REQUESTS) if self.is_adaptive else most
 
     @property
+    def first_node_slot(self) -> int:
+        """Return the first cache slot after the pool: nodes with paths lie from there on."""
+        return self.num_kv_blocks * BLOCK_SIZE
+
+    @property
     def num_tree_blocks(self) -> int:
         """Count the blocks after the pool for the nodes that a target verifies, of all requests."""
-        nodes = 0 if self.tree is None else self.tree.num_nodes
-        return -(-self.max_tree_requests * nodes // BLOCK_SIZE)
+        return -(-self.max_tree_requests * self.widest.nodes // BLOCK_SIZE)
 
     @property
     def num_draft_tree_blocks(self) -> int:
-        """Count the blocks for the levels of the draft."""
-        rows = 0 if self.tree is None else self.tree.num_draft_rows
+        """Count the blocks for the draft's levels but the first, whose rows are committed pairs."""
+        rows = self.widest.width * (self.widest.levels - 1)
         return -(-self.max_tree_requests * rows // BLOCK_SIZE)
 
     @property
@@ -201,8 +202,8 @@ class EngineSizes:
         most = self.max_num_seqs * self.query_len
         if not self.is_adaptive:
             return most
-        of_trees = 0 if self.tree is None else self.max_tree_requests * self.tree.num_rows
-        return max(min(most, max(MOST_SHARED_ROWS, 2 * self.max_num_seqs)), of_trees)
+        of_chains = min(most, max(MOST_SHARED_ROWS, 2 * self.max_num_seqs))
+        return max(of_chains, self.max_tree_requests * self.widest.rows)
 
     @property
     def max_num_rows(self) -> int:

@@ -1,7 +1,7 @@
 """A step: its acts in the order in which they happen, and what each reads and writes.
 
 The order is written here and nowhere else. A step has batch slots: first those that verify, with
-the last sampled token of a request and its drafts, then parts of prompts (rounds/step_sizes.py).
+the last sampled token of a request and its drafts, then parts of prompts (scheduling/work.py).
 Rows after which a token is chosen are decided: all that verify, and the last of each part. One
 forward takes the rows of all:
 
@@ -94,9 +94,7 @@ class Acts:
 
     def fill(self, step: Step) -> None:
         """Lay out the rows: each request's last sampled token and its drafts; prompt tokens."""
-        B = step.num_padded_reqs
-        T = step.num_padded_tokens
-        V = step.num_verified if step.parts else B
+        V, B, T = step.num_padded_verified, step.num_padded_reqs, step.num_padded_tokens
         if V > 0:
             rows = np.full(V, -1)
             rows[: step.num_verified] = step.state_rows
@@ -121,9 +119,8 @@ class Acts:
         self.sampler.choose(step)
 
     def commit(self, step: Step) -> None:
-        """Accept drafts that equal the target's choices; start the prompts that end."""
-        B = step.num_padded_reqs
-        V = step.num_verified if step.parts else B
+        """Accept drafts that equal the target's choices; begin to generate where a prompt ends."""
+        V, B = step.num_padded_verified, step.num_padded_reqs
         if V > 0:
             what = V, step.shape, step.shared_rows
             cache = self.target.contexts.kv_cache
@@ -148,7 +145,7 @@ class Acts:
         self.draft.extend(step.of_paths)
 
     def _gather(self, step: Step) -> None:
-        V = step.num_verified if step.parts else step.num_padded_reqs
+        V = step.num_padded_verified
         how = step.passes.draft_prefill
         assert how is not None, step
         num_rows = max(V * step.shape.path_len + step.num_prompt_rows, how.descriptor.num_tokens)

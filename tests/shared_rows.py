@@ -6,22 +6,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from specdec import LLM
-from specdec.scheduling.row_planner import NextRound, RoundPlan
-from specdec.scheduling.step_costs import RoundCosts
-from specdec.sizes import TreeShape
+from specdec.scheduling.costs import StepCosts
+from specdec.scheduling.planner import NextRound, RoundPlan
+from specdec.sizes import TreeShape, chain
 from specdec.speculative_config import SpeculativeConfig
 from specdec.start import load
 from specdec.start.speculation import Drafting, drafting_of
 
 # drafts pay for few rows, and for many they do not
-ROUND_COSTS = RoundCosts(
-    verify=((8, 1.0), (16, 1.5), (64, 6.0)), plain=((1, 0.9), (6, 0.95)), level=((1, 0.05),)
+ROUND_COSTS = StepCosts(
+    rounds=((8, 1.0), (16, 1.5), (64, 6.0)), plain=((1, 0.9), (6, 0.95)), level=((1, 0.05),)
 )
 
 
 @contextmanager
 def rows_are_shared(
-    costs: RoundCosts | None = ROUND_COSTS, tree: TreeShape | None = None
+    costs: StepCosts | None = ROUND_COSTS, tree: TreeShape | None = None
 ) -> Iterator[None]:
     """Let an engine on a CPU, too, share rows out while the body runs, by costs made up here.
 
@@ -54,11 +54,11 @@ def at_random(llm: LLM, chance: random.Random, share: float = 0.5) -> None:
         planned = real(coming)
         if chance.random() >= share:
             return planned
-        most, num_requests = llm.sizes.num_speculative_tokens, coming.requests.num_requests
-        if llm.sizes.has_both and coming.trees_fit and chance.random() < 0.5:
-            return RoundPlan(num_requests, most, proposes_tree=True)
+        most, num_requests = llm.sizes.num_speculative_tokens, coming.num_requests
+        if coming.tree is not None and chance.random() < 0.5:
+            return RoundPlan(num_requests, coming.tree)
         rows = num_requests + chance.randint(0, num_requests * most)
-        return RoundPlan(rows, chance.choice([0, 0, chance.randint(0, most)]))
+        return RoundPlan(rows, chain(chance.choice([0, 0, chance.randint(0, most)])))
 
     def stop(threshold: float) -> None:
         by_chance = chance.choice([0.0, 0.1, 0.5, 1.0])

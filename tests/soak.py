@@ -20,7 +20,7 @@ from specdec.engine import Engine
 from specdec.requests.intake import NewRequest
 from specdec.requests.request import Request
 from specdec.rounds.results import PendingResult
-from specdec.scheduling.step_costs import PromptBudget, StepCosts
+from specdec.scheduling.costs import PromptBudget, StepCosts
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import TreeShape
 from tests.random_requests import Limits, Plan, plan_requests

@@ -30,10 +30,11 @@ MODELS = ("target", "eagle3", "eagle1")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 LLAMA_8B = (4096, 14336, 32, 32, 8, 128, 128256, 32000)
+LLAMA_1B = (2048, 8192, 16, 32, 8, 64, 128256, 32000)
 TINY = (512, 1024, 12, 16, 4, 128, 4608, 1280)
 SHAPES = {
     name: Shape(**dict(zip(NAMES, sizes, strict=True)))
-    for name, sizes in (("llama-8b", LLAMA_8B), ("tiny", TINY))
+    for name, sizes in (("llama-8b", LLAMA_8B), ("llama-1b", LLAMA_1B), ("tiny", TINY))
 }
 
 Config = dict[str, object]

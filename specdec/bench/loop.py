@@ -34,7 +34,7 @@ from specdec.engine import Engine
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
-from specdec.scheduling.row_planner import PlannerStatistics
+from specdec.scheduling.statistics import PlannerStatistics
 from specdec.start.speculation import Drafting
 from weights.load import LoadedEagle
 
@@ -228,6 +228,8 @@ def _planned(engine: Engine, before: PlannerStatistics | None) -> Row:
         "rows_wasted": stats.wasted_share,
         "levels_a_round": stats.num_levels / rounds,
         "tree_rounds": stats.tree_share,
+        # levels x width x nodes: the share of the rounds
+        "shapes": {"x".join(map(str, s)): n / rounds for s, n in stats.rounds.most_common(4)},
         "measured_over_predicted": stats.measured_tokens / max(stats.predicted_tokens, 1.0),
         "ms_over_predicted": stats.measured_ms / max(stats.predicted_ms, 1e-9),
     }

@@ -12,7 +12,7 @@ import torch
 
 from specdec.bench.serving import greedy
 from specdec.engine import Engine
-from specdec.requests.row_start import SamplingFlags
+from specdec.requests.params import SamplingFlags
 from specdec.step import PHASES
 
 CACHES = 256 << 20  # bytes that a GPU's caches do not hold

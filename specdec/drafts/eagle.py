@@ -9,7 +9,7 @@ keys and values alone, so the last layer (most drafts have only one) attends and
 The first level is written with the seeds, in the same graph. Further levels are in one graph, or,
 where their number varies from step to step, replays of a graph of one level. Levels wider than one
 are always all in one graph. A step that proposes nothing (PLAIN) extends the KV alone. With
-a `threshold` drafts may stop before their last level (rounds/stop.py): the levels are launched all
+a `threshold` drafts may stop before their last level (rounds/level.py): the levels are launched all
 the same, and after the stop read no weights.
 """
 
@@ -37,7 +37,7 @@ from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Proposal, Step
 from specdec.sampler.row_parameters import TextPositions, row_parameters
 from specdec.sampler.sampler import scaled_in_support
-from specdec.sizes import DraftShape, EngineSizes, chain
+from specdec.sizes import EngineSizes
 
 
 @dataclass(eq=False, kw_only=True)
@@ -93,7 +93,7 @@ class EagleDrafter:
         if how.mode is CUDAGraphMode.FULL:
             run: Callable[[], object] = partial(self.graphs.decode.run_fullgraph, how.descriptor)
         else:
-            most = step.max_seq_len + self._shape(step.proposal, 1).levels
+            most = step.max_seq_len + self.sizes.shape_of(1, step.proposal.is_wide).levels
             rows = self.contexts.draft_rows(step.num_reqs, most, how, step.proposal.is_wide)
             run = partial(self._propose_further, rows, step.proposal)
         for _ in range(times):
@@ -109,7 +109,7 @@ class EagleDrafter:
         """Make an extension over padding, to warm up and capture: in pieces, or a whole round."""
         B = desc.num_reqs
         if B is None:
-            most = self.buffers.sizes.max_reqs
+            most = self.sizes.max_num_seqs
             rows = self.contexts.with_seeds(self.contexts.dummy_rows(desc, warmup), most)
             return partial(self._extend_in_pieces, rows)
         proposal = _proposal_of(desc)
@@ -146,7 +146,7 @@ class EagleDrafter:
 
     def _extend_in_pieces(self, context: ForwardContext) -> None:
         """Run with a seed for every request that may run: others leave garbage."""
-        inputs = self._inputs(context.num_tokens, self.buffers.sizes.max_reqs)
+        inputs = self._inputs(context.num_tokens, self.sizes.max_num_seqs)
         with set_forward_context(context):
             self.graphs.prefill.run_pw_graph(self._forward, inputs)
 
@@ -174,7 +174,7 @@ class EagleDrafter:
         """Write all levels after the first, or the next one of a number that varies."""
         X = context.num_tokens
         buffers = self.buffers
-        num_reqs = X // self._shape(proposal, 1).width
+        num_reqs = X // self.sizes.shape_of(1, proposal.is_wide).width
         first = self._level(0, num_reqs, proposal)
         is_replay = self.sizes.is_adaptive and not proposal.is_wide
         streams_XD = recycled_XD = buffers.draft_hidden[:X]
@@ -199,18 +199,12 @@ class EagleDrafter:
             buffers=self.buffers,
             state=self.state,
             level=level,
-            shape=self._shape(proposal, num_reqs),
+            shape=self.sizes.shape_of(num_reqs, proposal.is_wide),
             d2t_W=self.d2t,
             max_model_len=self.sizes.max_model_len,
             calibration=self.calibration,
             threshold=self.threshold,
         )
-
-    def _shape(self, proposal: Proposal, num_reqs: int) -> DraftShape:
-        """Choose what is drafted for each request, at most."""
-        if proposal.is_wide:
-            return self.sizes.wide_shape_of(num_reqs)
-        return chain(self.sizes.num_speculative_tokens)
 
     def _propose(self, normed_XD: Tensor, to: DraftLevel, is_drawn: bool) -> None:
         draw = partial(self._draw, to) if is_drawn else None

@@ -58,7 +58,9 @@ class ForwardContexts:
         self._query_rows = partial(QueryRows, workspace=workspace, block_table=state.block_table)
         sizes = buffers.sizes
         # the kernels need no tiles
-        self._tiles = None if kv_cache.is_cuda else RaggedTiles(sizes.max_tokens, sizes.max_reqs)
+        self._tiles = (
+            None if kv_cache.is_cuda else RaggedTiles(sizes.max_num_rows, sizes.max_num_seqs)
+        )
 
     def rows(self, step: Step, how: Dispatch) -> ForwardContext:
         """All rows of a step, eagerly or in pieces: those that verify, then those of prompts."""
@@ -103,7 +105,7 @@ class ForwardContexts:
     def dummy_rows(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
         """Cut the rows of prompts into as many requests as there may be."""
         T = desc.num_tokens
-        B = min(T, self.buffers.sizes.max_reqs)
+        B = min(T, self.buffers.sizes.max_num_seqs)
         lengths = _spread(T, B)
         self.buffers.fill_padding(lengths)
         how = _how(CUDAGraphMode.PIECEWISE, desc, warmup)
@@ -116,13 +118,11 @@ class ForwardContexts:
         T = desc.num_tokens
         Q = desc.query_len
         how = _how(CUDAGraphMode.FULL, desc, warmup)
-        if Q is None:
-            self.buffers.fill_padding(_spread(T, B))
-            # of one slot: with fewer requests than slots, even where T == B
-            most = min(self.buffers.sizes.shape.path_len, T)
-            return self._context(how, T, (self._shared(B, most, T, self.max_model_len),))
-        self.buffers.fill_padding([Q] * B)
-        return self._context(how, T, (self._uniform(B, Q, T, self.max_model_len),))
+        self.buffers.fill_padding(_spread(T, B))
+        # where rows are shared, of one slot: with fewer requests than slots, even where T == B
+        most = min(self.buffers.sizes.path_len, T) if Q is None else Q
+        rows = self._round(B, most, T, self.max_model_len, is_shared=Q is None)
+        return self._context(how, T, (rows,))
 
     def draft_rows(
         self, num_reqs: int, max_seq_len: int, how: Dispatch, of_trees: bool = False
@@ -173,30 +173,27 @@ class ForwardContexts:
 
     def _verified(self, step: Step, num_reqs: int, num_rows: int) -> QueryRows:
         """Describe the verify slots, from the first row on; the last rows may be padding."""
-        describe = self._shared if step.shared_rows else self._uniform
-        rows = describe(num_reqs, step.shape.rows, num_rows, step.max_seq_len)
-        return self._with_kept_launches(rows)
+        how = step.shape.rows, num_rows, step.max_seq_len, step.shared_rows > 0
+        return self._with_kept_launches(self._round(num_reqs, *how))
 
-    def _shared(self, num_reqs: int, most: int, num_rows: int, max_seq_len: int) -> QueryRows:
-        """Give each slot 1 to `most` rows, as the device shares them out."""
+    def _round(
+        self, num_reqs: int, most: int, num_rows: int, max_seq_len: int, is_shared: bool
+    ) -> QueryRows:
+        """Give each slot `most` rows, or 1 to `most`, as the device shares them out."""
+        buffers = self.buffers
+        starts = usual = paths = None
+        if is_shared:
+            starts = buffers.verify_start_loc[: num_reqs + 1]
+            usual = min(-(-num_rows // num_reqs), most)
+        elif self._has_paths and most > 1:
+            slots = buffers.path_slots[:num_rows]
+            paths = Paths(slots=slots, starts=buffers.path_starts[:num_reqs])
         return self._query_rows(
-            idx_mapping=self.buffers.idx_mapping[:num_reqs],
-            positions=self.buffers.positions[:num_rows],
-            query_start_loc=self.buffers.verify_start_loc[: num_reqs + 1],
+            idx_mapping=buffers.idx_mapping[:num_reqs],
+            positions=buffers.positions[:num_rows],
+            query_start_loc=starts,
             max_query_len=most,
-            usual_query_len=min(-(-num_rows // num_reqs), most),
-            max_seq_len=max_seq_len,
-        )
-
-    def _uniform(self, num_reqs: int, query_len: int, num_rows: int, max_seq_len: int) -> QueryRows:
-        paths = None
-        if self._has_paths and query_len > 1:
-            slots, starts = self.buffers.path_slots, self.buffers.path_starts
-            paths = Paths(slots=slots[:num_rows], starts=starts[:num_reqs])
-        return self._query_rows(
-            idx_mapping=self.buffers.idx_mapping[:num_reqs],
-            positions=self.buffers.positions[:num_rows],
-            max_query_len=query_len,
+            usual_query_len=usual,
             max_seq_len=max_seq_len,
             paths=paths,
         )

@@ -31,7 +31,8 @@ from graphs.protocol import GraphBackend
 from graphs.sizes import CaptureSizes, capture_sizes
 from specdec.config import GraphConfig
 from specdec.passes.captured import plain_sizes, request_sizes, shared_shapes, tree_sizes
-from specdec.rounds.step_sizes import Passes, Proposal, Round
+from specdec.rounds.step_sizes import Passes, Proposal
+from specdec.scheduling.work import Round
 from specdec.sizes import IDLE, EngineSizes
 
 Captures = Sequence[tuple[CudaGraphManager, MakeForward]]  # what is captured, and how it is made
@@ -143,12 +144,12 @@ class GraphFamilies:
             manager.clear_graphs()
 
     def _target(self, has_draft: bool) -> TargetGraphs:
-        sizes, tree = self._sizes, self._sizes.tree
-        Q, config = sizes.query_len, self._config
+        sizes, config = self._sizes, self._config
+        Q = sizes.query_len
         rounds = self._rounds(Q)
         if sizes.is_adaptive:
             shared = [BatchDescriptor(rows, n) for n, rows in self.shapes]
-            shapes = [] if tree is None else [(n, tree.of(n).num_rows) for n in self.tree_sizes]
+            shapes = [(n, sizes.shape_of(n, is_wide=True).rows) for n in self.tree_sizes]
             wide = [BatchDescriptor(n * N, n, N) for n, N in shapes]
             rounds = CaptureSizes(requests=(), tokens=(), further=(*shared, *wide))
         prefill, decode = "target_prefill", "target_decode"
@@ -196,12 +197,13 @@ class GraphFamilies:
 
     def _prefills(self, proposal: Proposal) -> Iterable[BatchDescriptor]:
         """List the draft's prefills after rounds, small before large."""
-        sizes, tree, P = self._sizes, self._sizes.tree, self._sizes.path_len
+        sizes, P = self._sizes, self._sizes.path_len
         if not sizes.is_adaptive:
             return [BatchDescriptor(n * P, n, P) for n in self._rounds(P).requests]
         shapes: Iterable[tuple[int, int]] = self.shapes
-        if proposal.is_wide and tree is not None:  # after few rows of chains, these are padded
-            found = {(n, n * Q) for n in self.tree_sizes for Q in (tree.of(n).path_len, P)}
+        if proposal.is_wide:  # after few rows of chains, these are padded
+            own = ((n, sizes.shape_of(n, is_wide=True).path_len) for n in self.tree_sizes)
+            found = {(n, n * Q) for n, path_len in own for Q in (path_len, P)}
             shapes = sorted(found, key=lambda shape: (shape[1], shape[0]))
         return [BatchDescriptor(rows, n) for n, rows in shapes]
 

@@ -14,6 +14,16 @@ def depths(parents: Sequence[int]) -> list[int]:
     return found
 
 
+def first_children(parents: Sequence[int]) -> list[int]:
+    """List the rows of the chain in a tree: the root's first child, its first child, and so on."""
+    rows, at = [], 0
+    for row, parent in enumerate(parents, start=1):
+        if parent == at:
+            rows.append(row)
+            at = row
+    return rows
+
+
 def leaf_paths(parents: Sequence[int], num_levels: int) -> list[list[int]]:
     """List the rows from the root to each node without children; deeper levels are left out."""
     depth_of = depths(parents)
@@ -25,15 +35,3 @@ def leaf_paths(parents: Sequence[int], num_levels: int) -> list[list[int]]:
 def path_to(row: int, parents: Sequence[int]) -> list[int]:
     """List the rows from the root to this one."""
     return [*path_to(parents[row - 1], parents), row] if row > 0 else [0]
-
-
-def first_children(parents: Sequence[int]) -> list[int]:
-    """List the rows of the chain in a tree: from the root on the first child of each.
-
-    parents: of nodes, of siblings the draft's best token first
-    """
-    rows: list[int] = []
-    for row, parent in enumerate(parents, start=1):
-        if parent == (rows[-1] if rows else 0):
-            rows.append(row)
-    return rows

@@ -13,10 +13,8 @@ from typing import Any, NotRequired, Protocol, TypedDict, cast
 
 from specdec.arguments import as_list, is_integer, plain, refuse_unknown
 from specdec.requests.chat_format import Conversation
-from specdec.requests.finish import FinishRules
-from specdec.requests.params import NUM_SEEDS, SamplingParams
-from specdec.requests.request import Request
-from specdec.requests.row_start import SamplingStart
+from specdec.requests.params import NUM_SEEDS, SamplingParams, SamplingStart
+from specdec.requests.request import FinishRules, Request
 from specdec.requests.stats import RequestStats
 from specdec.requests.structured_outputs import Guide, GuideSource, StructuredOutputsParams
 from specdec.requests.tokenizer import Detokenizer, Tokenizer

@@ -1,16 +1,19 @@
-"""How a request's tokens are chosen and where its text ends. Names and defaults are vLLM's."""
+"""How a request's tokens are chosen and where its text ends. Names and defaults are vLLM's.
+
+SamplingStart and SamplingFlags say of them what the device has to know.
+"""
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import KW_ONLY, InitVar, dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import KW_ONLY, InitVar, dataclass, field, fields, replace
 from enum import Enum
+from functools import reduce
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from specdec.arguments import check_bool, from_mapping, is_integer, plain, refusing_unknown
 from specdec.from_vllm import SAMPLING
-from specdec.requests.row_start import SamplingFlags
 from specdec.requests.structured_outputs import StructuredOutputsParams
 from weights.errors import CheckpointError, Problems
 from weights.fields import read_json_object
@@ -38,6 +41,59 @@ RECOMMENDED = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")},
     "max_new_tokens": "max_tokens",
 }
+
+
+class SamplingFlags(NamedTuple):
+    """The parts of sampling that the requests of a step need; others are skipped.
+
+    A row does not depend on its neighbours: rows that do not use a part are left unchanged by it.
+    """
+
+    noise: bool = False  # a temperature above 0
+    floor: bool = False  # top_p, top_k or min_p
+    bias: bool = False  # logit_bias or allowed_token_ids
+    bad_words: bool = False
+    penalties: bool = False
+    guided: bool = False  # a grammar, whose masks come with the step
+    logprobs: int = -1  # alternatives beside the token, -1 = no logprobs
+
+    def __or__(self, other: "SamplingFlags") -> "SamplingFlags":
+        return SamplingFlags._make(map(max, self, other))
+
+    @property
+    def logits(self) -> bool:
+        """Whether the step writes logits to memory; else the best token is chosen on the fly."""
+        return self != GREEDY
+
+    @staticmethod
+    def of_all(parts: "Iterable[SamplingFlags]") -> "SamplingFlags":
+        return reduce(SamplingFlags.__or__, set(parts), GREEDY)  # most are equal
+
+
+GREEDY = SamplingFlags()
+EVERYTHING = SamplingFlags._make([True] * 6 + [1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingStart:
+    """The sampling part of a state row, in ids. The default is greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[Sequence[int]] = ()
+    prompt: Sequence[int] = ()  # needed with penalties and bad words
+
+    @property
+    def has_penalties(self) -> bool:
+        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
 
 
 class RequestOutputKind(Enum):

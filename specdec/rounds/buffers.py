@@ -7,7 +7,6 @@ both are 0.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -15,42 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.rounds.candidates import Candidates
 from specdec.rounds.upload import upload
-from specdec.sizes import BLOCK_SIZE, DraftShape
+from specdec.sizes import DraftShape, EngineSizes
 
 CONFIDENCE_ONE = 1 << 24  # of a probability as an integer; that of a live node is at least 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BufferSizes:
-    """What decides the shapes of all buffers."""
-
-    max_tokens: int
-    max_reqs: int
-    shape: DraftShape  # the widest draft, whose paths are the longest; else a chain
-    hidden_size: int
-    aux_width: int  # 0: no taps
-    draft_hidden_size: int  # 0: no draft
-    keeps_probs: bool = False  # the planner learns from the probabilities of nodes
-    max_wide_reqs: int = 0  # batch slots that may draft it, if it is no chain
-    num_kv_blocks: int = 0  # blocks before those of its nodes
-
-    @property
-    def first_node_slot(self) -> int:
-        """Return the first cache slot after the pool: nodes with paths lie from there on."""
-        return self.num_kv_blocks * BLOCK_SIZE
-
-    @property
-    def max_level_rows(self) -> int:
-        """Count the rows of the draft's own levels: `width` for each request that may have them."""
-        return max(self.max_reqs, self.max_wide_reqs * self.shape.width)
-
-    @property
-    def result_widths(self) -> list[int]:
-        """List the numbers of columns of the results, in the order of ResultColumns."""
-        X = self.shape.nodes
-        return [self.shape.path_len, 1, 1, X, X * self.shape.is_wide, X * self.keeps_probs]
 
 
 class ResultColumns(NamedTuple):
@@ -67,11 +34,25 @@ class ResultColumns(NamedTuple):
 
 
 class StepBuffers:
-    def __init__(self, sizes: BufferSizes, dtype: torch.dtype, device: torch.device) -> None:
-        T, B, W = sizes.max_tokens, sizes.max_reqs, sizes.max_wide_reqs
-        Q, X = sizes.shape.path_len, sizes.shape.nodes
-        L, P = sizes.max_level_rows, W * (X + 1)
+    """hidden_size: of the target. aux_width: 0: no taps. draft_hidden_size: 0: no draft"""
+
+    def __init__(
+        self,
+        sizes: EngineSizes,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        hidden_size: int,
+        aux_width: int = 0,
+        draft_hidden_size: int = 0,
+    ) -> None:
+        T, B, W = sizes.max_num_rows, sizes.max_num_seqs, sizes.max_tree_requests
+        shape = sizes.widest
+        Q, X = shape.path_len, shape.nodes
+        P = W * (X + 1)
         self.sizes = sizes
+        # in the order of ResultColumns; the planner learns from the probabilities of nodes
+        widths = [Q, 1, 1, X, X * shape.is_wide, X * sizes.is_adaptive]
 
         integers = partial(torch.zeros, dtype=torch.int64, device=device)
         floats = partial(torch.zeros, dtype=dtype, device=device)
@@ -96,13 +77,13 @@ class StepBuffers:
         self.path_starts = integers(W)  # [W] position of the root
 
         # what the target leaves, and what is decided
-        self.hidden_states = floats(T, sizes.hidden_size)  # [T, D] after the final norm
-        self.aux_hidden_states = floats(T, sizes.aux_width)  # [T, E]
+        self.hidden_states = floats(T, hidden_size)  # [T, D] after the final norm
+        self.aux_hidden_states = floats(T, aux_width)  # [T, E]
         self.target_tokens = integers(T)  # [T] the choices, one per decided row
         self.pq_accepted = integers(B)  # [B] drafts that hold, where p/q decides
         # one tensor, so that one kernel sends a step's results to the host
-        self.results = integers(B, sum(sizes.result_widths))  # [B, ...]
-        self.columns = ResultColumns(*torch.split(self.results, sizes.result_widths, dim=1))
+        self.results = integers(B, sum(widths))  # [B, ...]
+        self.columns = ResultColumns(*torch.split(self.results, widths, dim=1))
         self.sampled_tokens = self.columns.sampled_tokens  # [B, Q]
         self.num_accepted = self.columns.num_accepted[:, 0]  # [B]
         self.accepted_rows = integers(W, Q)  # [W, Q] of the accepted path in the slot, then -1
@@ -110,18 +91,24 @@ class StepBuffers:
         self.path_sources = integers(max(T, W * Q) if W else 0)
         self.moved_from = integers(W * (Q - 1))  # cache slots of accepted nodes, -1 = none
         self.moved_to = integers(W * (Q - 1))  # where they go
+        self._add_drafts(draft_hidden_size, dtype, device)
 
-        # the draft's own
+    def _add_drafts(self, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Allocate what the draft alone fills and reads."""
+        sizes, shape = self.sizes, self.sizes.widest
+        T, B, W = sizes.max_num_rows, sizes.max_num_seqs, sizes.max_tree_requests
+        L, X = max(B, W * shape.width), shape.nodes
+        integers = partial(torch.zeros, dtype=torch.int64, device=device)
         self.draft_input_ids = integers(T)  # [T] row t embeds token t + 1
         self.draft_sample_slots = integers(T)  # [T] batch slot whose sample it embeds
-        # [L, D] hidden states of seeds, then of each level; parents may be of any level before
-        self.draft_hidden = floats(L, sizes.draft_hidden_size)
+        # [L, D] hidden states of seeds, then of each level's rows
+        self.draft_hidden = torch.zeros(L, hidden_size, dtype=dtype, device=device)
         self.draft_last_tokens = integers(L)  # [L] what the next draft row embeds
         self.draft_positions = integers(L)  # [L] of the seed, then the next row; 0 = padding
         self.draft_slots = integers(L)  # [L] its cache slot, -1 = padding
-        self.candidates = Candidates(sizes.shape, W, sizes.first_node_slot, device)
+        self.candidates = Candidates(shape, W, sizes.first_node_slot, device)
         self.draft_levels = integers(B)  # [B] drafted so far
-        # where the draft may stop early; see rounds/stop.py
+        # where the draft may stop early; see rounds/level.py
         self.num_going = integers(1)  # [1] slots that draft the next level; 0: all have stopped
         self.votes = integers(1)  # [1] 0 between launches
         # nodes proposed in this step, first a chain of token 0
@@ -131,7 +118,7 @@ class StepBuffers:
     @property
     def features(self) -> Tensor:
         """Return what the draft reads of the target, [T, E or D]: its taps, or hidden_states."""
-        has_taps = self.sizes.aux_width > 0
+        has_taps = self.aux_hidden_states.shape[1] > 0
         return self.aux_hidden_states if has_taps else self.hidden_states
 
     def fill_padding(self, query_lens: Sequence[int]) -> None:
@@ -154,3 +141,48 @@ class StepBuffers:
             for buffer in (self.input_ids, self.positions, self.draft_input_ids):
                 buffer[start:end].zero_()
             self.slot_mapping[start:end].fill_(-1)
+
+
+class Candidates:
+    """What the draft's levels leave where nodes may be siblings: candidates, and their rows.
+
+    Until the step ends, keys and values of these rows lie in scratch blocks after the pool, by
+    slot. Letters: B batch slots, k rows of a level, M candidates of all levels.
+
+    max_reqs: batch slots that may draft them, 0 in engines that draft chains alone
+    first_slot: the first cache slot after the pool
+    """
+
+    def __init__(
+        self, shape: DraftShape, max_reqs: int, first_slot: int, device: torch.device
+    ) -> None:
+        B = max_reqs
+        k = shape.width
+        M = k + k * k * (shape.levels - 1)
+        self.shape = shape
+        self.first_slot = first_slot
+
+        def integers(*sizes: int) -> Tensor:
+            return torch.zeros(sizes, dtype=torch.int64, device=device)
+
+        self.tokens = integers(B, M)  # [B, M]
+        self.scores = torch.zeros(B, M, device=device)  # [B, M] of their paths
+        self.places = integers(B, M)  # [B, M] of their parents among them; see rank.py
+        self.row_places = integers(B, k)  # [B, k] of the level's rows among the candidates
+        self.parent_rows = integers(B * k)  # [B x k] among the rows of the level before
+        self.rows = integers(B, M)  # [B, M] of all candidates, 0 = not kept; for the kernel
+        # [B x k, levels] of the rows' ancestors, and their own
+        self.path_slots = integers(B * k, shape.levels)
+        self.starts = integers(B)  # [B] position of the first level's rows
+
+    def level_slots(self, num_reqs: int, level: int) -> Tensor:
+        """The draft's cache slots [B, k] of the rows of a level, 0 for the first one."""
+        k = self.shape.width
+        slot_B1 = torch.arange(num_reqs, device=self.tokens.device)[:, None]
+        row_k = torch.arange(level * k, (level + 1) * k, device=self.tokens.device)
+        return self.first_slot + slot_B1 * k * (self.shape.levels - 1) + row_k
+
+    def fill_padding(self) -> None:
+        """Make all rows padding, which sees one slot that no request owns, to capture graphs."""
+        self.starts.zero_()
+        self.path_slots.fill_(self.first_slot)

@@ -3,7 +3,7 @@
 All levels' nodes lie in one list per request (tokens, scores, places of their parents), level after
 level: k children of the seed's row, which all get rows; then k children of each of k rows, of which
 the best k get rows. A row's key lies in a scratch slot, since siblings share a position; it sees
-the committed context and its own ancestors. keep_nodes.py chooses among all nodes afterwards.
+the committed context and its own ancestors. rank.py chooses among all nodes afterwards.
 """
 
 import torch
@@ -20,9 +20,8 @@ from specdec.kernels.best_children import (
 )
 from specdec.kernels.choose_token import noise_ref
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
-from specdec.rounds.level import DraftLevel
+from specdec.rounds.level import DraftLevel, count_drafting, decide, decide_ref, replace
 from specdec.rounds.rank import ROOT, best, log_probs, perturbed, ranks
-from specdec.rounds.stop import count_drafting, decide, decide_ref, replace
 
 RANKED = 64  # nodes of a level against which others are ranked at a time
 WARPS = 4  # measured on an H200

@@ -41,7 +41,8 @@ def commit_round(
 
     shape, shared_rows: as in fill.py; paths that are longer than shape.path_len end there
     kv_cache: [L, 2, N + 1, G, S, C] of the target
-    is_pq: buffers.pq_accepted bounds a chain's accepted nodes, whose tokens the choices then are
+    is_pq: buffers.pq_accepted says at most how many nodes of a chain hold; target_tokens are then
+        these nodes' own tokens
     """
     decide = pick(buffers.results, launch_decision, decision_ref)
     decide(buffers, state, num_reqs, shape, shared_rows, is_pq)
@@ -63,7 +64,7 @@ def launch_decision(
     X = columns.tokens.shape[1]
     slots = buffers.sample_mapping, buffers.num_valid, buffers.verify_start_loc
     verified = buffers.input_ids, buffers.target_tokens, buffers.pq_accepted
-    nodes = state.num_nodes, state.draft_parents, state.own_probs
+    nodes = state.num_nodes, state.draft_parents, state.draft_probs
     proposed = buffers.proposed_tokens, buffers.proposed_parents
     seeds = buffers.last_token_indices, buffers.draft_positions, buffers.draft_slots
     progress = state.num_computed_tokens, state.last_sampled_tokens
@@ -96,7 +97,7 @@ def _decision_kernel(
     pq_accepted_ptr,  # [B], with IS_PQ
     num_nodes_ptr,  # [R + 1]
     parents_ptr,  # [R + 1, X], with HAS_PATHS
-    probs_ptr,  # [R + 1, X] own_probs, with HAS_PROBS
+    probs_ptr,  # [R + 1, X] draft_probs, with HAS_PROBS
     results_ptr,  # [B, all] ResultColumns: D1, 1, 1, X; X with HAS_PARENTS; X with HAS_PROBS
     proposed_ptr,  # [B, X]
     proposed_parents_ptr,  # [B, X], with HAS_PARENTS
@@ -323,7 +324,7 @@ def _write_results(
         buffers.proposed_parents[:B] = x_X
     if columns.probs.shape[1] > 0:
         is_live_BX = (row_B1 >= 0) & (x_X < state.num_nodes[row_B1])
-        scaled_BX = (state.own_probs[row_B1[:, 0]] * CONFIDENCE_ONE).long().clamp(min=1)
+        scaled_BX = (state.draft_probs[row_B1[:, 0]] * CONFIDENCE_ONE).long().clamp(min=1)
         columns.probs[:B] = torch.where(is_live_BX, scaled_BX, 0)
 
 

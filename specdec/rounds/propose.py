@@ -1,16 +1,17 @@
 """A level of drafts: the best tokens by the draft's logits, as the target's ids.
 
 A draft is a guess: where its logits leave no choice it is the head's token 0, never a marker. With
-noise, tokens are the best of logits / temperature + g (choose_token.py; logits + temperature * g
-where there are several, best_children.py), so that they agree with what the target draws.
+noise g, which is the target's own unless p/q accepts, tokens are the best of
+logits / temperature + g, so that they agree with what the target draws (choose_token.py; where
+there are several, logits + temperature * g, best_children.py).
 
 Two kernels stand behind the one entry, since a node of width 1 needs none of the ranking: here it
-is the best of the head's tiles, whose logits are never written, and goes to the state rows at once.
-Wider levels are in children.py. The twin is one.
+is the best over tiles of the head, and goes to the state rows at once; greedy drafts never write
+their logits. Wider levels are in children.py. One torch twin covers both.
 
-Nodes of width 1 have a probability if `calibration` is given: the product over their path of
-sigmoid(intercept + slope * logit(confidence)). The confidence of a greedy draft is its softmax
-probability; of a draft drawn with noise g, that of the softmax of logits + temperature * g.
+Nodes of width 1 have a probability if `calibration` is given: the product over their path of the
+draft's own probability, whose odds are multiplied by a factor. For a greedy draft that is its
+softmax probability; for one drawn with noise g, that of the softmax of logits + temperature * g.
 """
 
 from collections.abc import Callable
@@ -32,12 +33,18 @@ from specdec.kernels.choose_token import launch_choices, noisy_ref
 from specdec.kernels.linear import linear
 from specdec.kernels.overlap import begin
 from specdec.rounds.children import add_children_ref, launch_children, rank_children_ref
-from specdec.rounds.keep_nodes import keep_nodes_ref, launch_keep_nodes
-from specdec.rounds.level import DraftLevel
-from specdec.rounds.stop import count_drafting, decide, decide_ref, drafting_ref, replace
+from specdec.rounds.level import (
+    DraftLevel,
+    count_drafting,
+    decide,
+    decide_ref,
+    drafting_ref,
+    replace,
+)
+from specdec.rounds.rank import keep_nodes_ref, launch_keep_nodes
 from specdec.sizes import BLOCK_SIZE
 
-# clamps probabilities to here and 1 - this before the logit, as the calibration does
+# clamps the draft's probabilities to here and 1 - this
 LEAST_CONFIDENCE = 1e-4
 
 # makes the floors and the noise of rows from their logits
@@ -85,7 +92,7 @@ def launch_write_nodes(
     tiles, B = best.shape
     rows = buffers.draft_last_tokens, buffers.draft_positions, buffers.draft_slots
     votes = buffers.num_going, buffers.votes
-    nodes = state.draft_tokens, state.num_nodes, state.draft_probs, state.own_probs
+    nodes = state.draft_tokens, state.num_nodes, state.draft_probs
     slots = buffers.sample_mapping, state.num_computed_tokens, state.num_draft_tokens
     R, M = state.block_table.shape
     _write_nodes_kernel[(B,)](
@@ -123,12 +130,11 @@ def _write_nodes_kernel(
     tokens_ptr,  # [R + 1, X]
     num_nodes_ptr,  # [R + 1]
     probs_ptr,  # [R + 1, X] float32, with HAS_PROBS
-    own_probs_ptr,  # [R + 1, X] float32, with HAS_PROBS
     best_ptr,  # [tiles, B]
     ids_ptr,  # [tiles, B]
     sums_ptr,  # [tiles, B] float32, with HAS_PROBS
     temperatures_ptr,  # [B] float32, with IS_SAMPLED
-    calibration_ptr,  # [2, K, 2] float32, with HAS_PROBS
+    calibration_ptr,  # [2, K] float32, with HAS_PROBS
     threshold_ptr,  # [1] float32, with STOPS
     d2t_ptr,  # [W]
     sample_ptr,  # [B]
@@ -185,15 +191,12 @@ def _write_nodes_kernel(
             kind = (temperature > 0.0).to(tl.int64)
         share = confidence(best_ptr, sums_ptr, scale, b, tiles, B, BLOCK)
         inside = tl.minimum(tl.maximum(share, LEAST), 1.0 - LEAST)
-        line_ptr = calibration_ptr + (kind * K + level) * 2
-        logit = tl.log(inside / (1.0 - inside))
-        prob = tl.sigmoid(tl.load(line_ptr) + tl.load(line_ptr + 1) * logit)
+        odds = tl.load(calibration_ptr + kind * K + level) * (inside / (1.0 - inside))
+        prob = odds / (1.0 + odds)
         at = row * X + level
         if not IS_FIRST:
             prob = prob * tl.load(probs_ptr + at - 1, mask=level > 0, other=1.0)
-            share = share * tl.load(own_probs_ptr + at - 1, mask=level > 0, other=1.0)
         tl.store(probs_ptr + at, prob)
-        tl.store(own_probs_ptr + at, share)
         if STOPS:
             decide(stop, num_voters, prob, level, idx, row)
     is_valid = (idx >= 0) & (position < max_model_len)
@@ -252,8 +255,8 @@ def _write_nodes_ref(
         (state.draft_tokens, row_B, token_B),
     ]
     if to.calibration is not None:
-        prob_B, said_B = _probs_ref(scores_BW, to, noise, level_B)
-        written += [(state.draft_probs, row_B, prob_B), (state.own_probs, row_B, said_B)]
+        prob_B = _probs_ref(scores_BW, to, noise, level_B)
+        written.append((state.draft_probs, row_B, prob_B))
         decide_ref(to, prob_B, level_B, drafts_B)
     for x, at_B, value_B in written:
         x[at_B, level_B] = torch.where(drafts_B, value_B, x[at_B, level_B])
@@ -263,8 +266,8 @@ def _write_nodes_ref(
 
 def _probs_ref(
     scores_BW: Tensor, to: DraftLevel, noise: Perturbation | None, level_B: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Compute the probability that the path up to the node holds, and what the draft says of it."""
+) -> Tensor:
+    """Compute the probability that the path up to the node holds."""
     assert to.calibration is not None, to
     temperature_B = torch.zeros_like(scores_BW[:, 0])
     if noise is not None:
@@ -273,10 +276,6 @@ def _probs_ref(
     row_B = to.buffers.sample_mapping[: len(level_B)]
     share_B = confidence_ref(scores_BW, torch.where(is_drawn_B, temperature_B, 1.0))
     inside_B = share_B.clamp(LEAST_CONFIDENCE, 1 - LEAST_CONFIDENCE)
-    intercept_B, slope_B = to.calibration[is_drawn_B.long(), level_B].unbind(-1)
-    prob_B = torch.sigmoid(intercept_B + slope_B * (inside_B / (1 - inside_B)).log())
-    probs, own_probs = (
-        torch.where(level_B > 0, of_paths[row_B, (level_B - 1).clamp(min=0)], 1.0)
-        for of_paths in (to.state.draft_probs, to.state.own_probs)
-    )
-    return probs * prob_B, own_probs * share_B
+    odds_B = to.calibration[is_drawn_B.long(), level_B] * (inside_B / (1 - inside_B))
+    before_B = to.state.draft_probs[row_B, (level_B - 1).clamp(min=0)]
+    return torch.where(level_B > 0, before_B, 1.0) * (odds_B / (1 + odds_B))

@@ -5,11 +5,12 @@ Letters: R state rows, K nodes of the longest path, X nodes of the widest draft,
 request, P stop ids, W draft vocabulary.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.rounds.sampling_rows import SamplingRows
-from specdec.sizes import BLOCK_SIZE, MAX_STOP_IDS, DraftShape
+from specdec.requests.params import SamplingStart
+from specdec.sizes import BLOCK_SIZE, MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_STOP_IDS, DraftShape
 
 
 class RequestState:
@@ -32,7 +33,7 @@ class RequestState:
         draft_vocab_size: int = 0,
         has_probs: bool = False,
     ) -> None:
-        R, X = num_rows + 1, shape.nodes
+        R, X = num_rows + 1, shape.nodes  # here with the scratch row
 
         def zeros(*sizes: int) -> Tensor:
             return torch.zeros(sizes, dtype=torch.int64, device=device)
@@ -44,14 +45,12 @@ class RequestState:
         # [R + 1, X] row of the parent, 0 = the root; a chain's are implied, and neither written nor
         # read: the row before
         self.draft_parents = zeros(R, X)
-        # [R + 1, X] probability that a node and all above it hold: calibrated, and what the draft
-        # itself says
-        probs = torch.zeros(2, R, X if has_probs else 0, device=device)
-        self.draft_probs, self.own_probs = probs.unbind()
+        # [R + 1, X] probability that a node and all above it hold
+        self.draft_probs = torch.zeros(R, X if has_probs else 0, device=device)
         # [R + 1] live nodes, the first ones: proposed since the last commit, no deeper than the
         # request's own K, and within the context
         self.num_nodes = zeros(R)
-        self.num_draft_tokens = zeros(R)  # [R + 1] the request's own K, at most K
+        self.num_draft_tokens = zeros(R)  # [R + 1] the request's own K: levels, at most K
         self.block_table = zeros(R, blocks_per_request)  # [R + 1, M] cache blocks by position
         self.block_table.fill_(scratch_block)
         self.min_positions = zeros(R)  # [R + 1] see kernels/best_token.py
@@ -65,3 +64,48 @@ class RequestState:
         """Cache slots of positions of state rows, any shape; -1 where `is_valid` is false."""
         block = self.block_table[rows, torch.where(is_valid, positions // BLOCK_SIZE, 0)]
         return torch.where(is_valid, block * BLOCK_SIZE + positions % BLOCK_SIZE, -1)
+
+
+class SamplingRows:
+    """How tokens are chosen for each request: the sampling part of the state rows.
+
+    The requests' flags decide which tensors are read at all. num_rows: without the last, the greedy
+    scratch row. Letters: V vocabulary, P bad words of at most L tokens, N positions.
+    """
+
+    def __init__(
+        self, num_rows: int, vocab_size: int, max_positions: int, device: torch.device
+    ) -> None:
+        R, V = num_rows + 1, vocab_size
+        P, L = MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH
+        self.vocab_size = V
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.floats = zeros(R, 6, dtype=torch.float32)  # [R + 1, 6] the six below
+        self.temperature, self.log_min_p, self.top_p = self.floats[:, :3].unbind(1)
+        self.presence, self.frequency, self.repetition = self.floats[:, 3:].unbind(1)
+        self.floats.copy_(torch.tensor(self.floats_of(SamplingStart())))
+        self.integers = zeros(R, 4)  # [R + 1, 4] the four below
+        self.seeds = self.integers[:, :2]
+        self.top_k = self.integers[:, 2]
+        self.num_prompt_tokens = self.integers[:, 3]
+        self.bias = zeros(R, V, dtype=torch.float32)  # [R + 1, V] -inf = not allowed
+        self.in_prompt = zeros(R, V, dtype=torch.bool)  # [R + 1, V]
+        self.output_counts = zeros(R, V, dtype=torch.int32)  # [R + 1, V] of generated tokens
+        self.bad_words = zeros(R, P, L)  # [R + 1, P, L] each ends in the last column
+        self.bad_lengths = zeros(R, P)  # [R + 1, P] 0 = none
+        self.history = zeros(R, max_positions)  # [R + 1, N] generated tokens by position
+        # the rows whose bias, counts or bad words are in use
+        self.in_use: dict[str, set[int]] = {"bias": set(), "counts": set(), "bad words": set()}
+
+    @staticmethod
+    def floats_of(start: SamplingStart) -> list[float]:
+        log_min_p = float(np.log(start.min_p)) if start.min_p > 0 else -np.inf
+        penalties = [start.presence_penalty, start.frequency_penalty, start.repetition_penalty]
+        return [start.temperature, log_min_p, start.top_p, *penalties]
+
+    @staticmethod
+    def integers_of(start: SamplingStart) -> list[int]:
+        return [start.seed & 0xFFFFFFFF, start.seed >> 32, start.top_k, len(start.prompt)]

@@ -1,15 +1,15 @@
-"""A step as the host knows it: its work and sizes. Accepted counts stay on the device."""
+"""A step that is launched: a round, and how each of its passes runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from graphs.dispatch import Dispatch
-from specdec.requests.row_start import GREEDY, SamplingFlags
-from specdec.scheduling.work import PromptPart
-from specdec.sizes import PLAIN, DraftShape, chain
+from specdec.requests.params import GREEDY, SamplingFlags
+from specdec.scheduling.work import Round
+from specdec.sizes import chain
 
 
 class Proposal(NamedTuple):
@@ -56,53 +56,6 @@ class Passes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """What a step computes: a verify slot for each of `state_rows`, then slots of `parts`.
-
-    shape: what each verify slot has rows for at most
-    shared_rows: if not 0, the rows of all verify slots, which have 1 to shape.rows each
-    next_shape: what the draft proposes after the step; PLAIN: it extends its KV; IDLE: not even so
-    """
-
-    state_rows: Sequence[int] = ()
-    shape: DraftShape = PLAIN
-    shared_rows: int = 0
-    next_shape: DraftShape
-    parts: Sequence[PromptPart] = ()
-
-    @property
-    def num_verified(self) -> int:
-        return len(self.state_rows)
-
-    @property
-    def num_verify_rows(self) -> int:
-        return self.shared_rows or len(self.state_rows) * self.shape.rows
-
-    @property
-    def num_reqs(self) -> int:
-        return len(self.state_rows) + len(self.parts)
-
-    @property
-    def num_prompt_rows(self) -> int:
-        return sum(part.length for part in self.parts)
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_verify_rows + self.num_prompt_rows
-
-    @property
-    def num_decided(self) -> int:
-        """Count the rows after which a token is chosen: all that verify, and each part's last."""
-        return self.num_verify_rows + len(self.parts)
-
-    @property
-    def proposes(self) -> bool:
-        """Whether the draft proposes tokens: not where prompts go on and nothing else runs."""
-        has_seed = len(self.state_rows) > 0 or any(part.ends_prompt for part in self.parts)
-        return self.next_shape.nodes > 0 and has_seed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Step(Round):
     """A round that is launched.
 
@@ -142,6 +95,11 @@ class Step(Round):
     def num_padded_reqs(self) -> int:
         """Count the slots that `fill` writes: each pass reads the first ones, up to its size."""
         return max(self.num_reqs, self.passes.num_reqs)
+
+    @property
+    def num_padded_verified(self) -> int:
+        """Count the slots of these that verify: where prompts follow, none of them is padding."""
+        return self.num_verified if self.parts else self.num_padded_reqs
 
     @property
     def num_padded_tokens(self) -> int:

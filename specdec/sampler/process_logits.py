@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.overlap import begin
-from specdec.requests.row_start import SamplingFlags
+from specdec.requests.params import SamplingFlags
 from specdec.rounds.state import RequestState
 from specdec.sampler.processors import DecidedRows, process
 

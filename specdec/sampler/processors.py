@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.requests.row_start import SamplingFlags
+from specdec.requests.params import SamplingFlags
 from specdec.rounds.state import RequestState
 from specdec.sizes import MAX_BAD_WORD_LENGTH
 

@@ -1,7 +1,7 @@
 """Which request computes what in the next step. Host only, no tensors.
 
 In a step all running requests verify, and rows of prompts ride along: as many as keep it within a
-multiple of its time without them (step_costs.py), and all that fit while nothing runs. The order is
+multiple of its time without them (costs.py), and all that fit while nothing runs. The order is
 by priority, then samples of the caller's request with fewer samples running, then arrival. Requests
 take blocks as they grow; when none is left, the last in that order is preempted and later computes
 its tokens again.
@@ -18,12 +18,11 @@ from dataclasses import replace
 
 from specdec.requests.request import Request
 from specdec.scheduling.block_pool import BlockPool, RequestBlocks
+from specdec.scheduling.costs import PromptBudget
+from specdec.scheduling.planner import NextRound, Planner
 from specdec.scheduling.prompts import PromptRows, num_left
-from specdec.scheduling.round_options import RequestCounts
-from specdec.scheduling.row_planner import NextRound, RowPlanner
-from specdec.scheduling.step_costs import PromptBudget
 from specdec.scheduling.work import Plan, PromptPart, Work, work_of
-from specdec.sizes import BLOCK_SIZE, IDLE, PLAIN, DraftShape, EngineSizes, chain
+from specdec.sizes import BLOCK_SIZE, IDLE, PLAIN, EngineSizes
 
 FEW = 4  # requests, of which each has a large share of a step
 
@@ -41,7 +40,7 @@ class Scheduler:
         sizes: EngineSizes,
         use_prefix_cache: bool = False,
         budget: PromptBudget | None = None,
-        planner: RowPlanner | None = None,
+        planner: Planner | None = None,
     ) -> None:
         self.pool = pool
         self.sizes = sizes
@@ -67,8 +66,9 @@ class Scheduler:
     def may_lack_work(self) -> bool:
         """Whether steps in flight may bring the last tokens of all requests, or of one among few.
 
-        Another step would have nothing to do in its place, and a new request would wait for it.
-        Requests that are sure to end take no part in it, and others may have their places.
+        If they do, a step launched now would do nothing, and a new request would wait behind it.
+        Requests that are sure to end are not counted: no further step takes them, and new requests
+        may have their places.
         """
         if self.prefilling:
             return False
@@ -87,7 +87,7 @@ class Scheduler:
         """Decide on the next step and count it as launched."""
         self._grown = []
         admitted = self._admit()
-        self.prompts.note_arrivals(admitted, are_more=bool(self.waiting))
+        self.prompts.note_arrivals(admitted)
         ranked = self._ranked()
         work = self._work(ranked)
         # a step may have preempted some of them
@@ -191,70 +191,71 @@ class Scheduler:
         if verifying is None:
             return None
         prefilling = set(self.prefilling)
-        waiting = [each for each in ranked if each in prefilling and each.finish is None]
-        if not waiting:
-            self.prompts.note_left([])
-        if not verifying and not waiting:
+        prompting = [each for each in ranked if each in prefilling and each.finish is None]
+        if not verifying and not prompting:
             return None
-        work = self._round(verifying, waiting)
-        if waiting:
-            self._add_parts(work, waiting)
-            work = self.prompts.with_ends(work)
+        work = self._round(verifying, prompting)
+        if prompting:
+            self._add_parts(work, prompting)
         if work.next_shape.is_wide:  # by all for whom it drafts
-            work = replace(work, next_shape=self._widest(len(work.requests)))
-        self._live = work.next_shape
+            work = replace(work, next_shape=self.sizes.shape_of(len(work.requests), is_wide=True))
+        self._live = work.next_shape if work.next_shape.nodes else PLAIN
         return work
 
-    def _round(self, verifying: list[Request], waiting: list[Request]) -> Work:
+    def _round(self, verifying: list[Request], prompting: list[Request]) -> Work:
         drafting = [each for each in verifying if each.num_speculative_tokens > 0]
         if self.planner is not None:
-            return self._planned(verifying, drafting, waiting)
+            return self._planned(self.planner, verifying, drafting, prompting)
         shape = self.sizes.shape_of(len(verifying))
         verified = shape if drafting else PLAIN
-        proposed = shape if drafting or waiting else IDLE
+        proposed = shape if drafting or prompting else IDLE
         return work_of(verifying, verified, proposed)
 
     def _planned(
-        self, verifying: list[Request], drafting: list[Request], waiting: list[Request]
+        self,
+        planner: Planner,
+        verifying: list[Request],
+        drafting: list[Request],
+        prompting: list[Request],
     ) -> Work:
-        assert self.planner is not None, "the number of drafts is fixed"
-        if not drafting and not any(each.num_speculative_tokens for each in waiting):
-            return work_of(verifying, PLAIN, PLAIN if waiting else IDLE)
-        # where none verifies yet, for those that soon will
-        num_requests = len(verifying) or min(len(waiting), self.sizes.max_num_seqs)
-        is_wide = self._live.is_wide
-        plan = self.planner.plan(
-            NextRound(
-                RequestCounts(num_requests, len(drafting) or num_requests),
-                self._live.levels,
-                sum(each.num_tokens for each in verifying),
-                self.prompts.beside_one_row_each(verifying, waiting),
-                has_trees=is_wide,
-                trees_fit=len(verifying) + len(waiting) <= self.sizes.max_tree_requests,
-                hurries=self.prompts.hurries(waiting),
-                num_sampled=sum(each.params.temperature > 0 for each in drafting)
-                if verifying
-                else None,
-            )
+        if not drafting and not any(each.num_speculative_tokens for each in prompting):
+            return work_of(verifying, PLAIN, PLAIN if prompting else IDLE)
+        coming = self._coming(verifying, drafting, prompting)
+        plan = planner.plan(coming)
+        live = coming.live if drafting else PLAIN
+        if live.is_wide:
+            return work_of(verifying, live, plan.next_shape)
+        num_rows = max(plan.num_rows if live != PLAIN else 0, len(verifying))
+        if not verifying or (plan.next_shape == PLAIN and num_rows == len(verifying)):
+            return work_of(verifying, PLAIN, plan.next_shape)
+        work = work_of(verifying, self.sizes.shape_of(len(verifying)), plan.next_shape)
+        return replace(work, shared_rows=num_rows, num_live=live.levels)
+
+    def _coming(
+        self, verifying: list[Request], drafting: list[Request], prompting: list[Request]
+    ) -> NextRound:
+        """Describe the next round; where no request verifies yet, that of those that soon will."""
+        sizes, live = self.sizes, self._live
+        num_requests = len(verifying) or min(len(prompting), sizes.max_num_seqs)
+        is_wide = len(verifying) + len(prompting) <= sizes.max_tree_requests
+        num_prompt_rows, num_sampled = 0, None
+        if verifying:
+            num_prompt_rows = self.prompts.fitting(len(verifying), verifying, prompting)
+            num_sampled = sum(each.params.temperature > 0 for each in drafting)
+        return NextRound(
+            num_requests=num_requests,
+            num_drafting=len(drafting) or num_requests,
+            live=sizes.shape_of(num_requests, is_wide=True) if live.is_wide else live,
+            num_keys=sum(each.num_tokens for each in verifying),
+            num_prompt_rows=num_prompt_rows,
+            tree=sizes.shape_of(num_requests, is_wide=True) if is_wide else None,
+            num_sampled=num_sampled,
         )
-        proposed = self._widest(num_requests) if plan.proposes_tree else chain(plan.num_levels)
-        if is_wide and drafting:
-            return work_of(verifying, self._widest(len(verifying)), proposed)
-        num_live = 0 if is_wide else self._live.levels
-        num_rows = plan.num_rows if num_live else len(verifying)
-        if not verifying or (plan.num_levels == 0 and num_rows <= len(verifying)):
-            return work_of(verifying, PLAIN, proposed)
-        work = work_of(verifying, self.sizes.shape_of(len(verifying)), proposed)
-        return replace(work, shared_rows=max(num_rows, len(verifying)), num_live=num_live)
 
-    def _widest(self, num_requests: int) -> DraftShape:
-        assert self.sizes.tree is not None, "sizes of chains"
-        return self.sizes.tree.of(num_requests).drafts
-
-    def _add_parts(self, work: Work, waiting: list[Request]) -> None:
+    def _add_parts(self, work: Work, prompting: list[Request]) -> None:
         """Pack prompts in order, up to the budget; only the last of them may go on."""
-        rows_left = self.prompts.fitting(work, waiting)
-        for request in waiting:
+        rows_left = self.prompts.fitting(work.num_verify_rows, work.verifying, prompting)
+        for request in prompting:
             length = min(num_left(request), rows_left)
             if length == 0:
                 break
@@ -266,7 +267,6 @@ class Scheduler:
             if part.ends_prompt:
                 self.prefilling.remove(request)
                 self.running.append(request)
-        self.prompts.note_left(waiting)
 
     def _verifying(self, ranked: list[Request]) -> list[Request] | None:
         """List the running requests, each with blocks for the step.

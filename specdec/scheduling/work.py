@@ -1,10 +1,15 @@
-"""What the scheduler hands to the engine: a step's work, and the state updates it depends on."""
+"""What the scheduler decides: the rows of a step, whose they are, and the state updates before it.
+
+A step is described in three layers. A Round is rows: which state rows verify what, which parts of
+prompts ride, and what is proposed next. Work is a round whose requests are known. A Step is a round
+with the graphs that run it (rounds/step_sizes.py). Accepted counts stay on the device.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdec.requests.request import Request
-from specdec.sizes import DraftShape
+from specdec.sizes import PLAIN, DraftShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,22 +38,66 @@ class PromptPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """A step's batch slots: requests that verify, then parts of prompts, those that end first.
+class Round:
+    """What a step computes: a verify slot for each of `state_rows`, then slots of `parts`.
 
-    shape: what each that verifies has rows for at most
-    shared_rows: if not 0, all rows that verify, which are shared out among these requests
+    shape: what each verify slot has rows for at most
+    shared_rows: 0: each verify slot has shape.rows rows; else the rows of all verify slots, which
+        are dealt out so that each has 1 to shape.rows
+    next_shape: what the draft proposes after the step; PLAIN: it extends its KV; IDLE: not even so
+    """
+
+    state_rows: Sequence[int] = ()
+    shape: DraftShape = PLAIN
+    shared_rows: int = 0
+    next_shape: DraftShape
+    parts: Sequence[PromptPart] = ()
+
+    @property
+    def num_verified(self) -> int:
+        return len(self.state_rows)
+
+    @property
+    def num_verify_rows(self) -> int:
+        return self.shared_rows or len(self.state_rows) * self.shape.rows
+
+    @property
+    def num_reqs(self) -> int:
+        return len(self.state_rows) + len(self.parts)
+
+    @property
+    def num_prompt_rows(self) -> int:
+        return sum(part.length for part in self.parts)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_verify_rows + self.num_prompt_rows
+
+    @property
+    def num_decided(self) -> int:
+        """Count the rows after which a token is chosen: all that verify, and each part's last."""
+        return self.num_verify_rows + len(self.parts)
+
+    @property
+    def proposes(self) -> bool:
+        """Whether the draft proposes tokens: not where prompts go on and nothing else runs."""
+        has_seed = len(self.state_rows) > 0 or any(part.ends_prompt for part in self.parts)
+        return self.next_shape.nodes > 0 and has_seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work(Round):
+    """A round with its requests: those that verify, then those of the parts.
+
+    Every part but the last ends its prompt.
+
     num_live: levels of the drafts that shared rows verify
-    next_shape: what the draft proposes after the step
     """
 
     verifying: list[Request]
-    shape: DraftShape
-    shared_rows: int = 0
-    num_live: int = 0
-    next_shape: DraftShape
     prompts: list[Request]
     parts: list[PromptPart]
+    num_live: int = 0
 
     @property
     def requests(self) -> list[Request]:
@@ -60,10 +109,6 @@ class Work:
         return self.num_live if self.shared_rows else self.shape.path_len - 1
 
     @property
-    def num_verify_rows(self) -> int:
-        return self.shared_rows or len(self.verifying) * self.shape.rows
-
-    @property
     def token_bounds(self) -> list[tuple[int, int]]:
         """The fewest and the most tokens that the step can bring to each request."""
         most_drafts = self.most_drafts
@@ -73,7 +118,15 @@ class Work:
 
 def work_of(verifying: list[Request], shape: DraftShape, next_shape: DraftShape) -> Work:
     """Make work without prompts."""
-    return Work(verifying=verifying, shape=shape, next_shape=next_shape, prompts=[], parts=[])
+    rows = [request.state_row for request in verifying]
+    return Work(
+        state_rows=rows,
+        shape=shape,
+        next_shape=next_shape,
+        verifying=verifying,
+        prompts=[],
+        parts=[],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

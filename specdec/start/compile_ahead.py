@@ -18,10 +18,11 @@ from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.tile_shapes import ROW_CLASSES
-from specdec.requests.row_start import EVERYTHING, GREEDY, RowStart, SamplingFlags
-from specdec.rounds.step_sizes import Round, RowMasks, Step
+from specdec.requests.params import EVERYTHING, GREEDY, SamplingFlags
+from specdec.rounds.step_sizes import RowMasks, Step
+from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
-from specdec.scheduling.work import PromptPart
+from specdec.scheduling.work import PromptPart, Round
 from specdec.sizes import IDLE, PLAIN, DraftShape, EngineSizes, TreeShape, chain
 from specdec.step import Acts
 
@@ -204,9 +205,7 @@ def tree_round(
 
     parts: of prompts beside them
     """
-    sizes = runner.sizes
-    assert sizes.tree is not None, "sizes of chains"
-    shape = sizes.tree.of(num_reqs).drafts
+    shape = runner.sizes.shape_of(num_reqs, is_wide=True)
     return round_of(runner, num_reqs, shape, flags, parts=parts)
 
 

@@ -31,8 +31,8 @@ from specdec.models.products import products_of
 from specdec.requests.intake import Intake
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
-from specdec.scheduling.row_planner import RowPlanner
-from specdec.scheduling.step_costs import PromptBudget
+from specdec.scheduling.costs import PromptBudget
+from specdec.scheduling.planner import Planner
 from specdec.sizes import EngineSizes
 from specdec.speculative_config import SpeculativeConfig
 from specdec.start.compile_ahead import compile_ahead
@@ -163,7 +163,7 @@ def assemble(
         if runner.sizes.is_adaptive:
             shapes, num_levels = runner.graphs.shapes, runner.sizes.num_speculative_tokens
             round_costs = measure_round_costs(runner, costs)
-            planner = RowPlanner(round_costs, shapes, num_levels, runner.confidence_threshold)
+            planner = Planner(round_costs, shapes, num_levels, runner.confidence_threshold)
     return Engine(
         runner,
         intake,

@@ -12,16 +12,11 @@ from dataclasses import replace
 
 from specdec.kernels.compilations import compiling_is_expected
 from specdec.kernels.tile_shapes import PARALLEL_ROWS, row_class
-from specdec.requests.row_start import RowStart
-from specdec.rounds.step_sizes import Round, Step
+from specdec.rounds.step_sizes import Step
+from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
-from specdec.scheduling.step_costs import (
-    LEAST_PROMPT_ROWS,
-    Measured,
-    RoundCosts,
-    StepCosts,
-    TreeCosts,
-)
+from specdec.scheduling.costs import LEAST_PROMPT_ROWS, Measured, StepCosts, TreeCosts
+from specdec.scheduling.work import Round
 from specdec.sizes import BLOCK_SIZE, PLAIN, chain
 from specdec.start.compile_ahead import lengths_of, prompts, tree_round
 from specdec.start.step_times import (
@@ -97,8 +92,8 @@ def measure_costs(runner: Runner) -> StepCosts:
     return costs
 
 
-def measure_round_costs(runner: Runner, steps: StepCosts | None) -> RoundCosts:
-    """Measure what it costs to draft more or fewer levels. steps: as measured above."""
+def measure_round_costs(runner: Runner, steps: StepCosts | None) -> StepCosts:
+    """Add what it costs to draft more or fewer levels. steps: as measured above."""
     assert steps is not None, "costs are measured on a GPU"
     began = time.perf_counter()
     assert runner.graphs.target.plain is not None, "no rounds without drafts"
@@ -111,12 +106,9 @@ def measure_round_costs(runner: Runner, steps: StepCosts | None) -> RoundCosts:
         if runner.threshold is not None:
             with runner.stopping_below(AT_ONCE):
                 stopped = _trees(runner)
-    costs = RoundCosts(
-        verify=steps.rounds,
-        mixed=steps.mixed,
+    costs = replace(
+        steps,
         plain=between(_read(plain), counts, as_rounds(steps.rounds)),
-        level=steps.level,
-        ms_per_key=steps.ms_per_key,
         skipped_ms=None if skipped is None else skipped.level_ms,
         tree=_tree_costs(runner, as_rounds(steps.rounds), _read(trees), _read(stopped)),
     )

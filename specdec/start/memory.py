@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from graphs.frozen_heap import frozen_heap
-from specdec.requests.row_start import EVERYTHING, GREEDY
+from specdec.requests.params import EVERYTHING, GREEDY
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, IDLE, PLAIN, EngineSizes
 from specdec.start.compile_ahead import lengths_of, padding_parts
@@ -131,9 +131,9 @@ def run_largest_steps(runner: Runner) -> None:
         run(all_rows, shape=PLAIN, next_shape=IDLE)
         run(all_rows, shared_rows=_shared(sizes, len(all_rows)))
         runner.read(sizes.max_num_seqs)
-        if sizes.is_adaptive and sizes.tree is not None:
+        if sizes.has_both:
             with_trees = all_rows[: sizes.max_tree_requests]
-            shape = sizes.tree.of(len(with_trees)).drafts
+            shape = sizes.shape_of(len(with_trees), is_wide=True)
             run(with_trees, shape=shape, next_shape=shape)
 
 

@@ -14,7 +14,7 @@ import torch
 from specdec.kernels.tile_shapes import row_class
 from specdec.rounds.step_sizes import Step
 from specdec.runner import Runner
-from specdec.scheduling.step_costs import Measured, StepCosts
+from specdec.scheduling.costs import Measured, ms_at
 from specdec.step import Acts
 
 FEW_ROWS = 64  # a step of more takes long enough that one run tells
@@ -142,6 +142,6 @@ def between(
 
 def as_rounds(rounds: Measured) -> Callable[[int], float]:
     """Price rows as rounds that share their tiles; more rows than any round has, as the largest."""
-    by_class = StepCosts(rounds=tuple((row_class(n), ms) for n, ms in rounds), mixed=())
-    largest, _ = by_class.rounds[-1]
-    return lambda rows: by_class.round_ms(min(rows, largest), 0)
+    by_class = tuple((row_class(n), ms) for n, ms in rounds)
+    largest, _ = by_class[-1]
+    return lambda rows: ms_at(by_class, min(rows, largest))

@@ -8,31 +8,28 @@ import random
 import time
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from graphs.modes import CUDAGraphMode
 from graphs.tape.backend import TapeBackend
 from specdec import LLM, SamplingParams, sizes
-from specdec.feedback import _chains_in_trees
 from specdec.requests.metrics import Counter
-from specdec.rounds.results import StepResult
 from specdec.rounds.step_sizes import Proposal
-from specdec.scheduling.round_history import IMPROBABLE
-from specdec.scheduling.row_planner import RoundPlan
-from specdec.scheduling.step_costs import RoundCosts
-from specdec.sizes import BLOCK_SIZE, TreeShape
+from specdec.scheduling.costs import StepCosts
+from specdec.scheduling.planner import RoundPlan
+from specdec.sizes import BLOCK_SIZE, TreeShape, chain
 from specdec.start import load
 from specdec.start.speculation import AUTO_TREE
 from tests.e2e.caches import cache_rows, poison_nodes
 from tests.shared_rows import at_random, rows_are_shared
 from tests.soak import soak
 
-COSTS = RoundCosts(verify=((512, 1.0),), plain=((64, 1.0),), level=((64, 0.01),))
+COSTS = StepCosts(rounds=((512, 1.0),), plain=((64, 1.0),), level=((64, 0.01),))
 SMALL = TreeShape(num_levels=4, top_k=3, num_nodes=9, smaller=((3, 4, 6), (5, 2, 3)))
 OF_ALL = replace(SMALL, smaller=())
 OF_TWO = replace(SMALL, smaller=((2, 2, 6),))
+FLAT = TreeShape(num_levels=2, top_k=3, num_nodes=7, smaller=((2, 2, 4),))  # has few graphs
 TREE, CHAIN, FEW, PLAIN = "tree", "chain", "few", "plain"
 NUM_TOKENS = 14
 KINDS = [
@@ -77,11 +74,12 @@ def planned(llm, kinds):
 
     def plan(coming):
         kind = left.pop(0) if len(left) > 1 else left[0]
-        if kind == TREE and not coming.trees_fit:
+        if kind == TREE and coming.tree is None:
             kind = CHAIN
         proposed.append(kind)
-        rows = {TREE: 1, CHAIN: K + 1, FEW: 2, PLAIN: 1}[kind] * coming.requests.num_requests
-        return RoundPlan(rows, {TREE: K, CHAIN: K, FEW: 2, PLAIN: 0}[kind], kind == TREE)
+        rows = {TREE: 1, CHAIN: K + 1, FEW: 2, PLAIN: 1}[kind] * coming.num_requests
+        shapes = {TREE: coming.tree, CHAIN: chain(K), FEW: chain(2), PLAIN: chain(0)}
+        return RoundPlan(rows, shapes[kind])
 
     llm.engine.planner.plan = plan
     return proposed
@@ -136,7 +134,9 @@ def test_texts_are_those_of_plain_decoding(make, expected, prompts, draft, tree,
     shown = llm.engine.planner.statistics
     assert 0.1 < shown.tree_share < 0.6
     counted = {each.name: each.value for each in llm.get_metrics() if isinstance(each, Counter)}
-    assert counted["specdec:tree_rounds"] == shown.num_tree_rounds
+    assert counted["specdec:tree_rounds"] == sum(
+        n for shape, n in shown.rounds.items() if shape.is_wide
+    )
 
 
 def test_trees_are_for_few_requests(make, expected, prompts, monkeypatch):
@@ -158,22 +158,23 @@ def test_trees_are_for_few_requests(make, expected, prompts, monkeypatch):
 
 
 def test_times_are_those_of_what_was_drafted_before_a_step(make, prompts, monkeypatch):
-    """A step that verifies chains and drafts trees is timed for no kind of round."""
+    """While a step's target runs, the drafts that it verifies have just been made."""
     llm = make(async_scheduling=True)
     planned(llm, [TREE, CHAIN] * 40)
     seen = []
-    monkeypatch.setattr(llm.engine.planner, "observe_time", lambda size, _: seen.append(size))
+    monkeypatch.setattr(llm.engine.planner, "observe_time", lambda size, *_: seen.append(size))
     greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     llm.generate(prompts[:2], greedy, use_tqdm=False)
-    assert len(seen) > 2
-    assert all(each.has_trees for each in seen)
-    assert {each.num_rows // each.num_requests for each in seen} == {SMALL.num_rows}
+    assert {each.shape for each in seen} == {SMALL.of(2).drafts, chain(4)}
+    rows = {each.num_rows // each.num_requests for each in seen if each.shape.width > 1}
+    assert rows == {SMALL.num_rows}
 
 
 @pytest.mark.parametrize(
     "tree, token_sizes, most",
     [
-        (OF_TWO, [60], 2),
+        (FLAT, [56], 2),
+        pytest.param(OF_TWO, [60], 2, marks=pytest.mark.slow),
         pytest.param(SMALL, [90], 6, marks=pytest.mark.slow),
         *(
             pytest.param(tree, sizes, 2, marks=pytest.mark.slow)
@@ -359,70 +360,6 @@ def test_on_a_gpu_texts_are_those_of_plain_decoding(prompts, draft):
     assert ours == theirs
 
 
-def chains_seen(llm, kinds, prompts, params):
-    """What the planner is told of each round's chains, by prompt and tokens before it."""
-    planned(llm, kinds)
-    feedback, planner, seen = llm.engine.feedback, llm.engine.planner, {}
-    real = feedback._observation
-
-    def observation(work, result):
-        bounds = [request.num_speculative_tokens for request in work.verifying]
-        behind = [(tuple(each.prompt_token_ids), each.num_tokens) for each in work.verifying]
-
-        def keep(chains, *_):
-            for b, at in enumerate(behind):
-                assert chains.num_allowed[b] <= bounds[b]
-                if chains.num_allowed[b]:
-                    numbers = (chains.num_verified[b], chains.num_accepted[b])
-                    seen[at] = chains.confidences[b], *map(int, numbers)
-
-        planner.observe = keep
-        told = real(work, result)
-
-        def tell(has_time):
-            planner.observe_trees = keep
-            told(has_time)
-
-        return tell
-
-    feedback._observation = observation
-    llm.generate(prompts, params, use_tqdm=False)
-    return seen
-
-
-@pytest.mark.parametrize(
-    "draft", ["demo/eagle3", pytest.param("demo/eagle1", marks=pytest.mark.slow)]
-)
-def test_rounds_of_trees_show_the_chains_in_them(make, prompts, draft):
-    """Confidences equal those of rounds of chains after the same tokens, and as many hold."""
-    params = [
-        SamplingParams(
-            max_tokens=60,
-            ignore_eos=True,
-            temperature=temperature,
-            seed=7,
-            num_speculative_tokens=K,
-        )
-        for temperature, K in ((0.0, 4), (0.8, 4), (0.0, 3), (0.8, None), (0.0, 4), (0.8, 2))
-    ]
-    of_trees, of_chains = (
-        chains_seen(make(OF_ALL, draft=draft), [kind], prompts[:6], params)
-        for kind in (TREE, CHAIN)
-    )
-    both = of_trees.keys() & of_chains.keys()
-    assert len(both) > 40
-    lengths = []
-    for at in both:
-        (said, length, held), (expected, num_verified, num_held) = of_trees[at], of_chains[at]
-        assert 2 <= num_verified <= 4
-        assert said[:length] == pytest.approx(expected[:length], rel=1e-3)
-        assert said[length:num_verified] == pytest.approx(IMPROBABLE)
-        assert held == min(num_held, length)
-        lengths.append(length)
-    assert len(set(lengths)) > 1, "some trees have nodes of other paths instead"
-    assert sum(held for _, _, held in of_trees.values()) > 0.5 * len(of_trees)
-
-
 def test_grammars_follow_the_nodes_that_have_rows(make, prompts):
     """Six requests verify fewer nodes of each tree than were drafted, and then fewer requests."""
     params = [
@@ -443,75 +380,6 @@ def test_grammars_follow_the_nodes_that_have_rows(make, prompts):
     ]
     assert llm.engine.planner.statistics.tree_share > 0.8
     assert sum(each.stats.num_accepted_tokens for each in outputs) > 20
-
-
-@pytest.mark.parametrize(
-    "parents, threshold, rest",
-    [
-        ([0, 0, 1, 1], 0.0, IMPROBABLE),  # it has all nodes
-        ([0, 0, 1, 1], 0.25, IMPROBABLE),  # and would have stopped below 0.25
-        ([0, 0, 1, 1], 0.35, 0.0),  # it stopped: the chain's next token was not drafted
-        ([0, 0, 1], 0.0, 0.0),  # there was room for it
-        ([0, 0, 2], 0.35, IMPROBABLE),  # a deeper node of another path was made instead
-    ],
-)
-def test_what_a_tree_leaves_out_of_a_chain_is_improbable_or_unknown(parents, threshold, rest):
-    result = StepResult(
-        sampled_tokens=[[10, 20, 30]],
-        num_accepted=[1],
-        draft_tokens=[[10 * row for row in range(1, len(parents) + 1)]],
-        draft_parents=[parents],
-        path_probs=np.array([[0.6, 0.4, 0.3, 0.1]]),
-    )
-    shape = TreeShape(num_levels=4, top_k=2, num_nodes=4)
-    seen = _chains_in_trees(result, shape, threshold, np.array([4]), np.array([False]))
-    chain = [0.6] if 2 in parents else [0.6, 0.5]
-    assert seen.confidences[0] == pytest.approx([*chain, *[rest] * (4 - len(chain))])
-    assert (seen.num_verified, seen.num_accepted, seen.num_allowed) == (len(chain), 1, 4)
-
-
-@pytest.mark.parametrize(
-    "threshold, allowed, rests",
-    [
-        (0.0, (4, 4, 4), (True, True, True)),
-        # depth 2 has 0.3, 0.2, and at most 0.1
-        (0.19, (4, 4, 4), (True, True, True)),  # the last would have stopped alone
-        (0.21, (4, 4, 4), (False, False, True)),  # the first would have gone on alone
-        (0.25, (4, 4, 2), (True, True, True)),  # one that may have no more has no vote
-        (0.26, (4, 4, 2), (False, False, True)),
-        (0.26, (4, 2, 2), (True, True, True)),
-        (0.35, (4, 0, 4), (False, None, True)),  # of one that ended nothing is said
-    ],
-)
-def test_trees_of_a_round_stopped_together(threshold, allowed, rests):
-    parents = [[0, 0, 1, 1], [0, 0, 1, 2], [0, 0, 0, 0]]
-    result = StepResult(
-        sampled_tokens=[[10, 20, 30]] * 3,
-        num_accepted=[1] * 3,
-        draft_tokens=[[10, 20, 30, 40]] * 3,
-        draft_parents=parents,
-        path_probs=np.array([[0.6, 0.4, 0.3, 0.1], [0.5, 0.3, 0.2, 0.15], [0.4, 0.3, 0.2, 0.1]]),
-    )
-    shape = TreeShape(num_levels=4, top_k=4, num_nodes=4)
-    seen = _chains_in_trees(result, shape, threshold, np.array(allowed), np.array([False] * 3))
-    for of_chain, rest, length in zip(seen.confidences, rests, (2, 2, 1), strict=True):
-        expected = {True: IMPROBABLE, False: 0.0, None: 0.0}[rest]
-        assert of_chain[length:] == pytest.approx([expected] * (4 - length))
-
-
-def test_of_a_tree_that_was_drafted_for_fewer_requests_only_what_may_be_accepted_counts():
-    """Two of the chain's three tokens may be accepted, and both were."""
-    result = StepResult(
-        sampled_tokens=[[10, 20, 99]] * 2,
-        num_accepted=[2] * 2,
-        draft_tokens=[[10, 20, 30]] * 2,
-        draft_parents=[[0, 1, 2]] * 2,
-        path_probs=np.array([[0.8, 0.4, 0.3]] * 2),
-    )
-    shape = TreeShape(num_levels=4, top_k=2, num_nodes=4, smaller=((2, 2, 4),))
-    seen = _chains_in_trees(result, shape, 0.0, np.array([4, 4]), np.array([False] * 2))
-    assert seen.confidences == pytest.approx(np.array([[0.8, 0.5, 0.0, 0.0]] * 2))
-    assert seen.num_verified.tolist() == seen.num_accepted.tolist() == [2, 2]
 
 
 @pytest.mark.gpu

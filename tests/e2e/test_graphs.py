@@ -235,7 +235,7 @@ def test_in_a_loop_of_16_every_step_that_fits_replays_a_graph(
         return real(rows, parts, **options)
 
     monkeypatch.setattr(runner, "run_step", run_step)
-    coming = [(prompts[i % 5], greedy(5 + i % 5)) for i in range(28)]
+    coming = [(prompts[i % 5], greedy(5 + i % 5)) for i in range(22)]
     added = engine.add_requests(coming[:16])
     while engine.has_unfinished:
         engine.step()

@@ -13,8 +13,9 @@ import torch
 
 from specdec.drafts import eagle as draft
 from specdec.kernels.gumbel import uniform_ref
-from specdec.requests.row_start import RowStart, SamplingFlags, SamplingStart
+from specdec.requests.params import SamplingFlags, SamplingStart
 from specdec.rounds.propose import propose_level
+from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.sampler import sampler as choice
 from specdec.sampler.sampler import scaled_in_support

@@ -7,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from specdec import LLM
-from specdec.requests.row_start import RowStart
+from specdec.rounds.upload import RowStart
 from specdec.scheduling.work import PromptPart
 from tests.specdec.buffer_tensors import buffer_tensors
 

@@ -13,7 +13,7 @@ from graphs.cuda import CudaBackend
 from graphs.protocol import GraphBackend
 from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig
-from specdec.requests.row_start import RowStart
+from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import PLAIN, EngineSizes, TreeShape

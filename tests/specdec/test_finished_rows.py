@@ -8,7 +8,7 @@ import torch
 from graphs.modes import CUDAGraphMode
 from specdec import target
 from specdec.config import GraphConfig
-from specdec.requests.row_start import RowStart
+from specdec.rounds.upload import RowStart
 from specdec.scheduling.work import PromptPart
 from tests.specdec.graph_walk import caches, make_backend, tiny, tiny_runner
 from tests.specdec.tiny_pair import random_draft

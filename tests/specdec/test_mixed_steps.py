@@ -11,12 +11,12 @@ from specdec.config import GraphConfig
 from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.attention.query_rows import QueryRows
 from specdec.passes import contexts
-from specdec.requests.row_start import EVERYTHING, GREEDY, RowStart, SamplingFlags, SamplingStart
+from specdec.requests.params import EVERYTHING, GREEDY, SamplingFlags, SamplingStart
 from specdec.rounds.results import StepResult
 from specdec.rounds.state import RequestState
-from specdec.rounds.step_sizes import Round
+from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
-from specdec.scheduling.work import PromptPart
+from specdec.scheduling.work import PromptPart, Round
 from specdec.sizes import IDLE, PLAIN, DraftShape, chain
 from tests.specdec.graph_walk import (
     caches,

@@ -9,7 +9,7 @@ import torch
 
 from specdec.kernels.invariant import blocked_exp, blocked_product, tree_sum
 from specdec.kernels.linear import linear
-from specdec.requests.row_start import RowStart
+from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes

@@ -12,9 +12,8 @@ from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig, graph_modes
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import GraphFamilies, init_piecewise
-from specdec.rounds.step_sizes import Round
 from specdec.runner import Runner
-from specdec.scheduling.work import PromptPart
+from specdec.scheduling.work import PromptPart, Round
 from specdec.sizes import EngineSizes, chain
 from specdec.target import Target
 from tests.specdec.graph_walk import Walk, assert_same, give_oracle, make_backend, tiny, tiny_runner

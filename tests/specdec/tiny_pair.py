@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.linear import linear
-from specdec.requests.row_start import RowStart
+from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes

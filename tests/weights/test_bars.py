@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specdec.requests.progress import Progress
+from specdec.llm import Progress
 from weights.bars import bar, is_notebook
 
 

@@ -27,8 +27,8 @@ from specdec.cli import main
 from specdec.cli.bench_choices import SUITES
 from specdec.kernels.compilations import Compilations
 from specdec.rounds.results import HostWaits, PendingResult
+from specdec.scheduling.costs import PromptBudget, StepCosts
 from specdec.scheduling.prompts import PromptRows
-from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import TreeShape
 from specdec.start.measure_costs import NEVER
 from specdec.start.speculation import Drafting

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from specdec.requests.row_start import RowStart
+from specdec.rounds.upload import RowStart
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import chain
 from tests.specdec.graph_walk import prompt_of, tiny, tiny_runner

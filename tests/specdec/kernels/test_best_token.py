@@ -17,12 +17,11 @@ from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_cho
 from specdec.kernels.gumbel import DRAFT
 from specdec.kernels.tile_shapes import Shape
 from specdec.kernels.tiles import cut
-from specdec.requests.row_start import RowStart
-from specdec.rounds.buffers import BufferSizes, StepBuffers
 from specdec.rounds.propose import write_level, write_level_ref
-from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
+from specdec.rounds.upload import RowStart, start_rows
 from specdec.sizes import MAX_STOP_IDS, chain
+from tests.specdec.buffer_tensors import step_buffers
 from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.rounds.levels import level_of
 
@@ -160,15 +159,7 @@ def test_rows_of_a_wider_tensor_are_chosen_from_by_their_own_columns(device):
 @pytest.mark.parametrize("has_d2t", [False, True])
 def test_a_drawn_draft_is_placed_as_the_targets_id_by_kernel_and_twin(device, has_d2t):
     K = 2
-    sizes = BufferSizes(
-        max_tokens=16,
-        max_reqs=4,
-        shape=chain(K),
-        hidden_size=D,
-        aux_width=0,
-        draft_hidden_size=D,
-    )
-    ours = StepBuffers(sizes, torch.float32, device), RequestState(4, chain(K), 1, 9, device)
+    ours = step_buffers(device, 4, K, D), RequestState(4, chain(K), 1, 9, device)
     for row in range(3):
         start_rows(ours[1], [(row, RowStart(blocks=[row], num_draft_tokens=K))])
     ours[0].sample_mapping[:3] = torch.arange(3, device=device)

@@ -14,17 +14,17 @@ from specdec.kernels.best_token import (
 )
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
 from specdec.kernels.support_floor import Limits, launch_support_floor, support_floor_ref
-from specdec.requests.row_start import RowStart, SamplingFlags
-from specdec.rounds.buffers import BufferSizes, StepBuffers
+from specdec.requests.params import SamplingFlags
 from specdec.rounds.commit import decision_ref, launch_decision
 from specdec.rounds.prompts import Interval, commit_prompts
 from specdec.rounds.propose import launch_write_nodes, propose_level
-from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Passes, Step
+from specdec.rounds.upload import RowStart, start_rows
 from specdec.sampler.accept import RULES
 from specdec.sampler.sampler import Sampler
 from specdec.sizes import chain
+from tests.specdec.buffer_tensors import step_buffers
 from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.rounds.levels import level_of, propose_by_twin
 
@@ -111,15 +111,7 @@ def test_poisoned_logits_give_their_own_row_a_marker_sampled_or_greedy(device, v
 
 
 def round_of(device, num_slots=3):
-    sizes = BufferSizes(
-        max_tokens=16,
-        max_reqs=4,
-        shape=chain(K),
-        hidden_size=D,
-        aux_width=0,
-        draft_hidden_size=D,
-    )
-    buffers = StepBuffers(sizes, torch.float32, device)
+    buffers = step_buffers(device, 4, K, D)
     state = RequestState(4, chain(K), 1, 9, device, vocab_size=V, draft_vocab_size=V)
     for row in range(4):
         start_rows(state, [(row, RowStart(blocks=[row], num_draft_tokens=K))])

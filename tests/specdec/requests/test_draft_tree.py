@@ -1,6 +1,6 @@
 """The host's view of a tree, and what a round says of it."""
 
-from specdec.requests.draft_tree import depths, first_children, leaf_paths, path_to
+from specdec.requests.draft_tree import depths, leaf_paths, path_to
 from specdec.requests.stats import RoundRecord, SpeculationStats
 
 PARENTS = [0, 0, 1, 3, 1, 2]
@@ -26,9 +26,3 @@ def test_statistics_count_nodes_and_go_by_levels():
     assert stats.num_drafted_tokens == 12
     assert stats.num_accepted_per_position == [2, 1, 1]
     assert SpeculationStats.merged([stats, stats]).num_levels == [3, 3, 0] * 2
-
-
-def test_the_chain_of_a_tree_is_the_path_of_first_children():
-    assert first_children(PARENTS) == [1, 3, 4]
-    assert first_children([0, 0, 2, 2]) == [1]
-    assert first_children([]) == []

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from specdec.requests.finish import Finish, FinishRules, find_finish
+from specdec.requests.request import Finish, FinishRules, find_finish
 
 EOS, STOP = ord("."), ord("!")
 

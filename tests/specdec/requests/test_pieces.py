@@ -4,10 +4,9 @@ import random
 
 import pytest
 
-from specdec.requests.finish import FinishRules
 from specdec.requests.output import CompletionOutput, Logprob, RequestOutput
 from specdec.requests.params import SamplingParams
-from specdec.requests.request import Pieces, Request, whole_output
+from specdec.requests.request import FinishRules, Pieces, Request, whole_output
 from specdec.requests.stats import RequestStats, RoundRecord
 from specdec.requests.tokenizer import Detokenizer
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from specdec.requests.finish import FinishRules
 from specdec.requests.params import SamplingParams
-from specdec.requests.request import Request, whole_output
+from specdec.requests.request import FinishRules, Request, whole_output
 from specdec.requests.stats import RequestStats, RoundRecord
 from specdec.requests.tokenizer import Detokenizer
 

@@ -12,9 +12,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specdec.requests.chat_format import ChatFormat
-from specdec.requests.finish import FinishRules
 from specdec.requests.params import SamplingParams
-from specdec.requests.request import Pieces, Request
+from specdec.requests.request import FinishRules, Pieces, Request
 from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import INCOMPLETE, MOST_PENDING, Detokenizer, Tokenizer
 from specdec.requests.transformers_reader import plain_decoder, reader_of

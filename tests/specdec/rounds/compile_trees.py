@@ -14,7 +14,7 @@ import torch
 
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import best_children, move_slots, triton
-    from specdec.rounds import children, commit, fill, gather_paths, keep_nodes, prompts, propose
+    from specdec.rounds import children, commit, fill, gather_paths, prompts, propose, rank
     from specdec.sampler import process_logits
 
 from triton.backends.compiler import GPUTarget
@@ -69,7 +69,7 @@ def main() -> None:
             build(children._write_children_kernel, constants)
         for is_first in (True, False):
             build(propose._write_nodes_kernel, CHAIN | {"IS_FIRST": is_first, "STOPS": stops}, IDS)
-    build(keep_nodes._keep_nodes_kernel, {"X": N - 1, "K": K, "BLOCK": 128, "STEP": 64})
+    build(rank._keep_nodes_kernel, {"X": N - 1, "K": K, "BLOCK": 128, "STEP": 64})
     for has_paths in (False, True):
         build(process_logits._weights_kernel, WEIGHTS | {"HAS_PATHS": has_paths})
         build(process_logits._forbid_kernel, WORDS | {"HAS_PATHS": has_paths})

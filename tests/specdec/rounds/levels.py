@@ -9,7 +9,7 @@ from specdec.rounds.propose import write_level_ref
 
 def level_of(buffers, state, level, max_model_len, num_levels=None, **more):
     """A level of width 1, or of the width that the buffers are for."""
-    shape = buffers.sizes.shape
+    shape = buffers.sizes.widest
     return DraftLevel(
         buffers=buffers,
         state=state,

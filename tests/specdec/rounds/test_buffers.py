@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from specdec.rounds.buffers import BufferSizes, StepBuffers
-from specdec.sizes import BLOCK_SIZE, DraftShape, chain
-from tests.specdec.buffer_tensors import buffer_tensors
+from specdec.sizes import BLOCK_SIZE, TreeShape
+from tests.specdec.buffer_tensors import buffer_tensors, step_buffers
 
 ZERO = {"input_ids", "positions", "num_valid", "last_token_indices", "draft_input_ids"}
 ZERO |= {"draft_last_tokens", "draft_positions", "proposed_tokens"}
@@ -17,12 +16,13 @@ NONE = {
     "draft_slots",
     "draft_sample_slots",
 }
+TREE = TreeShape(num_levels=3, top_k=2, num_nodes=5)
 
 
 def poisoned(**changes):
-    sizes = {"max_tokens": 9, "max_reqs": 3, "shape": chain(2), "hidden_size": 4, "aux_width": 0}
-    sizes |= {"draft_hidden_size": 4}
-    made = StepBuffers(BufferSizes(**sizes | changes), torch.float32, torch.device("cpu"))
+    made = step_buffers(
+        torch.device("cpu"), **{"num_reqs": 3, "drafts": 2, "more_rows": 0} | changes
+    )
     for tensor in buffer_tensors(made).values():
         tensor.fill_(77)
     return made
@@ -51,7 +51,7 @@ def test_rows_are_padded_from_one_to_another(buffers):
 
 
 def test_padding_with_a_path_sees_one_slot_that_no_request_owns():
-    wide = poisoned(shape=DraftShape(levels=3, width=2, nodes=5), max_wide_reqs=2, num_kv_blocks=7)
+    wide = poisoned(drafts=TREE, num_reqs=2, num_kv_blocks=7)
     wide.fill_padding([6])
     assert wide.path_slots.shape == (2 * 6, 4)
     for slots in (wide.path_slots, wide.candidates.path_slots):

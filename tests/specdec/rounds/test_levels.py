@@ -13,8 +13,8 @@ from specdec.kernels.gumbel import TARGET
 from specdec.requests.draft_tree import depths
 from specdec.rounds.children import launch_children
 from specdec.rounds.fill import fill_round_ref
-from specdec.rounds.keep_nodes import keep_nodes_ref, launch_keep_nodes
 from specdec.rounds.propose import propose_level, write_level, write_level_ref
+from specdec.rounds.rank import keep_nodes_ref, launch_keep_nodes
 from specdec.sampler import row_parameters
 from specdec.sizes import TreeShape, chain
 from tests.specdec.kernels.by_kernel import by_kernel
@@ -83,12 +83,11 @@ def test_a_node_has_the_probability_of_its_path(device, level, is_sampled):
     fill_round_ref(*ours, 5, chain(K), num_rows, MAX_LEN)
     ours[0].proposed_tokens[:5] = 0
     ours[0].draft_levels[:5] = 1
-    ours[1].draft_probs[:, 0], ours[1].own_probs[:, 0] = 0.5, 0.25
+    ours[1].draft_probs[:, 0] = 0.5
     theirs = copy.deepcopy(ours)
     normed, weight = torch.randn(5, D, device=device), torch.randn(V, D, device=device)
     normed[:3] *= torch.tensor([0.01, 0.3, 1.0], device=device)[:, None]
-    calibration = torch.tensor([0.2, 0.8], device=device).repeat(2, K, 1)
-    calibration[1] += 0.1
+    calibration = torch.tensor([[0.7] * K, [1.4] * K], device=device)
     keys = NoiseKeys(
         temperatures=torch.tensor([0.0, 0.7, 1.3, 0.0, 1.0], device=device),
         seeds=torch.arange(10, device=device).view(5, 2),
@@ -101,7 +100,7 @@ def test_a_node_has_the_probability_of_its_path(device, level, is_sampled):
     for write, case in ((by_kernel(propose_level), ours), (propose_by_twin, theirs)):
         write(normed, weight, level_of(*case, level, calibration=calibration), draw)
     same(ours, theirs, 5, K)
-    for name, rtol in (("draft_probs", 2e-3), ("own_probs", 2e-3), ("num_nodes", 0)):
+    for name, rtol in (("draft_probs", 2e-3), ("num_nodes", 0)):
         found, expected = (getattr(each[1], name)[[4, 0, 2, 3]] for each in (ours, theirs))
         torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-5, msg=name)
     at = 0 if level == 0 else 1
@@ -109,15 +108,14 @@ def test_a_node_has_the_probability_of_its_path(device, level, is_sampled):
     assert state.num_nodes[[4, 0, 2, 3]].tolist() == [0, at + 1, at + 1, 1]
     confidence = (normed[0] @ weight.t()).double().softmax(dim=0).amax()  # of a greedy request
     confidence = confidence.clamp(1e-4, 1 - 1e-4)
-    conditional = torch.sigmoid(0.2 + 0.8 * torch.logit(confidence))
+    odds = 0.7 * confidence / (1 - confidence)
+    conditional = odds / (1 + odds)
     torch.testing.assert_close(
         state.draft_probs[4, at].double(),
         conditional * (1 if at == 0 else 0.5),
         rtol=1e-3,
         atol=1e-5,
     )
-    said = confidence * (1 if at == 0 else 0.25)
-    torch.testing.assert_close(state.own_probs[4, at].double(), said, rtol=1e-3, atol=1e-5)
 
 
 def mapped(device, shape):

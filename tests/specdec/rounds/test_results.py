@@ -3,18 +3,19 @@
 import pytest
 import torch
 
-from specdec.rounds.buffers import CONFIDENCE_ONE, BufferSizes, StepBuffers
+from specdec.rounds.buffers import CONFIDENCE_ONE
 from specdec.rounds.logprobs import RecordedLogprobs
-from specdec.rounds.results import NUM_SLOTS, Results
-from specdec.sizes import DraftShape, chain
+from specdec.rounds.results import AT_ONCE, NUM_SLOTS, Results, kernel_sender, twin_sender
+from specdec.sizes import TreeShape
+from tests.specdec.buffer_tensors import step_buffers
 
-WIDER = {"shape": DraftShape(levels=2, width=2, nodes=4), "max_wide_reqs": 3}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+NUMS = 8
+WIDER = TreeShape(num_levels=2, top_k=2, num_nodes=4)
 
 
-def results(**changes):
-    sizes = {"max_tokens": 16, "max_reqs": 3, "shape": chain(2), "hidden_size": 1}
-    sizes |= {"aux_width": 0, "draft_hidden_size": 1}
-    buffers = StepBuffers(BufferSizes(**sizes | changes), torch.float32, torch.device("cpu"))
+def results(drafts=2, **more):
+    buffers = step_buffers(torch.device("cpu"), 3, drafts, **more)
     buffers.results.fill_(-999)
     buffers.proposed_tokens.fill_(-999)
     columns = buffers.columns
@@ -37,12 +38,12 @@ def test_a_fixed_chain_has_no_parents_and_no_probabilities():
     assert found.sampled_tokens == [[5, 6, 0], [7, 0, 0]]
     assert found.num_accepted == [1, 0]
     assert found.draft_tokens == [[5, 9], []]
-    assert found.draft_parents == found.draft_probs == [[], []]
+    assert found.draft_parents == [[], []]
     assert found.path_probs.shape == (2, 0)
 
 
 def test_verified_nodes_have_parents_and_live_ones_probabilities():
-    buffers, given = results(keeps_probs=True, **WIDER)
+    buffers, given = results(WIDER, is_adaptive=True)
     buffers.columns.parents[0, :2] = torch.tensor([0, 0])
     probs = torch.tensor([[0.5, 0.25, 2.0**-24, 0.0], [0.0] * 4])
     buffers.columns.probs[:2] = (probs * CONFIDENCE_ONE).long()
@@ -50,29 +51,21 @@ def test_verified_nodes_have_parents_and_live_ones_probabilities():
     assert found.draft_tokens == [[5, 9], []]
     assert found.draft_parents == [[0, 0], []]
     assert found.path_probs.tolist() == probs.tolist()  # verified or not
-    assert found.draft_probs == [[0.5, 0.25], []]
 
 
-def test_what_a_planner_of_chains_reads_are_quotients():
-    buffers, given = results(keeps_probs=True)
-    probs = torch.tensor([[0.5, 0.125], [0.75, 0.0]])
-    buffers.columns.probs[:2] = (probs * CONFIDENCE_ONE).long()
-    assert sent(given).confidences.tolist() == [[0.5, 0.25], [0.75, 0.0]]
-
-
-@pytest.mark.parametrize("wider", [{}, WIDER])
-def test_proposals_have_parents_which_of_chains_are_implied(wider):
-    buffers, given = results(**wider)
+@pytest.mark.parametrize("drafts", [2, WIDER])
+def test_proposals_have_parents_which_of_chains_are_implied(drafts):
+    buffers, given = results(drafts)
     given.send(2, RecordedLogprobs())
     X = buffers.proposed_tokens.shape[1]
     buffers.proposed_tokens[:2] = torch.arange(2 * X).view(2, X)
-    if wider:
+    if drafts is WIDER:
         buffers.proposed_parents[:2] = torch.tensor([[0, 1, 1, 0], [0, 1, 2, 3]])
     given.send_proposals(2)
     found = given.latest.read_proposals()
     assert found.tokens == [[*range(X)], [*range(X, 2 * X)]]
     parents = [[*each] for each in found.parents]
-    assert parents == ([[0, 1, 1, 0], [0, 1, 2, 3]] if wider else [[0, 1], [0, 1]])
+    assert parents == ([[0, 1, 1, 0], [0, 1, 2, 3]] if drafts is WIDER else [[0, 1], [0, 1]])
 
 
 def test_results_on_their_way_are_their_own_for_as_many_steps():
@@ -83,3 +76,26 @@ def test_results_on_their_way_are_their_own_for_as_many_steps():
         given.send(2, RecordedLogprobs())
         pending.append(given.latest)
     assert [each.read().sampled_tokens[0][0] for each in pending] == list(range(NUM_SLOTS))
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    if request.param == "cpu" and torch.cuda.is_available():
+        pytest.skip("the interpreter is for machines without a GPU")
+    return torch.device(request.param)
+
+
+@pytest.mark.parametrize("sender", [kernel_sender, twin_sender])
+@pytest.mark.parametrize("num_rows", [1, AT_ONCE // NUMS, AT_ONCE // NUMS + 1, 200])
+def test_the_first_rows_are_sent_and_no_more(device, sender, num_rows):
+    rows = torch.arange(200 * NUMS, device=device).view(200, NUMS) + 2**40
+    send = sender(rows)
+    places_cpu = torch.zeros(3, 201, NUMS, dtype=torch.int64, pin_memory=device.type == "cuda")
+    flat_cpu = places_cpu.view(-1)[1:]  # at odd places, too
+    for place in (1, 0):
+        host = flat_cpu[place * 201 * NUMS :][: num_rows * NUMS].view(num_rows, NUMS)
+        send(host)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        assert torch.equal(host, rows[:num_rows].cpu())
+    assert places_cpu.count_nonzero() == 2 * num_rows * NUMS

@@ -8,16 +8,15 @@ import torch
 from specdec.kernels.best_token import StopMask, best_token_ref, launch_tile_maxima
 from specdec.kernels.linear import Sums
 from specdec.kernels.norms import add
-from specdec.requests.row_start import RowStart
-from specdec.rounds.buffers import CONFIDENCE_ONE, BufferSizes, StepBuffers
+from specdec.rounds.buffers import CONFIDENCE_ONE
 from specdec.rounds.commit import decision_ref, launch_decision
 from specdec.rounds.fill import fill_round, fill_round_ref
 from specdec.rounds.prompts import Interval, commit_prompts, commit_prompts_ref, fill_prompts
-from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
+from specdec.rounds.upload import RowStart, start_rows
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import MAX_STOP_IDS, chain
-from tests.specdec.buffer_tensors import buffer_tensors
+from tests.specdec.buffer_tensors import buffer_tensors, step_buffers
 from tests.specdec.kernels.by_kernel import by_kernel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -35,16 +34,7 @@ def device(request):
 
 def make(device, K, num_reqs=5, keeps_probs=False):
     """5 batch slots, the fourth of which is padding; poison where nothing is written."""
-    sizes = BufferSizes(
-        max_tokens=64,
-        max_reqs=8,
-        shape=chain(K),
-        hidden_size=D,
-        aux_width=0,
-        draft_hidden_size=D,
-        keeps_probs=keeps_probs,
-    )
-    buffers = StepBuffers(sizes, torch.float32, device)
+    buffers = step_buffers(device, 8, K, D, 64, is_adaptive=keeps_probs)
     state = RequestState(6, chain(K), 3, 99, device, has_probs=keeps_probs)
     for tensor in buffer_tensors(buffers).values():
         tensor.fill_(-999 if tensor.dtype == torch.int64 else torch.nan)
@@ -213,7 +203,7 @@ def test_seed_rows_follow_the_rows_of_the_round(device):
 def shared_case(device, K, shares=(1, 3, 2, 0, 1), num_rows=11):
     """Slots with these rows; those that are left of num_rows are padding."""
     buffers, state = make(device, K, keeps_probs=True)
-    state.own_probs.uniform_()
+    state.draft_probs.uniform_()
     state.num_nodes[:6] = torch.tensor([2, 3, 3, 1, 0, 3], device=device)
     state.num_draft_tokens[:6] = K
     buffers.rows_per_slot[:5] = torch.tensor(shares, device=device)
@@ -266,7 +256,7 @@ def test_commit_shared_rows(device, accepts):
     assert buffers.last_token_indices[1:3].tolist() == [1 + accepted[1], 4 + accepted[2]]
     assert state.num_computed_tokens[0] == before[0] + accepted[1] + 1
     kept = buffers.columns.probs[1].double() / CONFIDENCE_ONE
-    expected = torch.where(torch.arange(K, device=device) < 2, state.own_probs[0], 0)
+    expected = torch.where(torch.arange(K, device=device) < 2, state.draft_probs[0], 0)
     torch.testing.assert_close(kept.float(), expected, rtol=1e-5, atol=1e-6)
     assert state.num_nodes[[4, 0, 2, 3]].tolist() == [0] * 4
 

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.rounds.buffers import BufferSizes, StepBuffers
 from specdec.rounds.share import share_rows, share_rows_ref
 from specdec.rounds.state import RequestState
 from specdec.sizes import DraftShape, chain
+from tests.specdec.buffer_tensors import step_buffers
 from tests.specdec.kernels.by_kernel import by_kernel
 
 K = 4
@@ -18,16 +18,7 @@ SHARES = [by_kernel(share_rows), share_rows_ref]
 
 def batch(device, rows, probs, live=None, num_rows=6):
     """Buffers and state of slots whose state rows are `rows`, -1 for padding."""
-    sizes = BufferSizes(
-        max_tokens=64,
-        max_reqs=9,
-        shape=chain(K),
-        hidden_size=1,
-        aux_width=0,
-        draft_hidden_size=1,
-        keeps_probs=True,
-    )
-    buffers = StepBuffers(sizes, torch.float32, device)
+    buffers = step_buffers(device, 9, K, is_adaptive=True)
     state = RequestState(num_rows, chain(K), 2, scratch_block=0, device=device, has_probs=True)
     buffers.idx_mapping.fill_(-1)
     buffers.rows_per_slot.fill_(-999)

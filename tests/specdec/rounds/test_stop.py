@@ -9,9 +9,9 @@ import torch
 from specdec.config import MOST_SEQS
 from specdec.kernels import jit, tl
 from specdec.rounds.fill import fill_round, fill_round_ref
+from specdec.rounds.level import decide, decide_ref
 from specdec.rounds.propose import propose_level, write_level, write_level_ref
 from specdec.rounds.rank import kept_nodes
-from specdec.rounds.stop import decide, decide_ref
 from specdec.sizes import TreeShape, chain
 from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.rounds import test_round_kernels as chains
@@ -84,7 +84,7 @@ class ChainCase:
         self.start[0].proposed_tokens.zero_()
         self.bounds = [2, self.K, self.K, 0, self.K]
         self.threshold = None if threshold is None else torch.tensor([threshold], device=device)
-        self.calibration = torch.tensor([0.0, 1.0], device=device).repeat(2, self.K, 1)
+        self.calibration = torch.ones(2, self.K, device=device)
         self.levels = [0, *[None] * (self.K - 1)] if is_adaptive else range(self.K)
         sharpness = torch.tensor([3.0, 0.5, 0.35, 1.0, 0.2], device=device)[:, None]
         normed = torch.randn(self.K, NUM_REQS, chains.D, device=device)
@@ -185,17 +185,20 @@ def test_where_none_goes_on_old_levels_write_nothing(device, propose, level):
 
 @jit
 def _vote_kernel(
-    num_going_ptr, votes_ptr, bounds_ptr, threshold_ptr, probs_ptr, order_ptr, idx_ptr, level
+    num_going_ptr, votes_ptr, bounds_ptr, threshold_ptr, probs_ptr, order_ptr, idx_ptr, level, B
 ):
     b = tl.load(order_ptr + tl.program_id(0))
     idx = tl.load(idx_ptr + b)
-    row = tl.where(idx < 0, tl.num_programs(0), idx)
+    row = tl.where(idx < 0, B, idx)
     pointers = (num_going_ptr, votes_ptr, bounds_ptr, threshold_ptr)
-    decide(pointers, tl.num_programs(0), tl.load(probs_ptr + b), level, idx, row)
+    decide(pointers, B, tl.load(probs_ptr + b), level, idx, row)
 
 
-def vote(probs, bounds, threshold, order, level=1):
-    """Returns num_going after all votes. A bound of 0 is padding, which shares the last row."""
+def vote(probs, bounds, threshold, order, level=1, num_voted=0):
+    """Returns num_going after all votes. A bound of 0 is padding, which shares the last row.
+
+    num_voted: slots, equal to the last one, whose votes are there without a program for each
+    """
     device = probs.device
     num_going, votes = torch.full((2, 1), -5, device=device).unbind()
     votes.zero_()
@@ -203,8 +206,12 @@ def vote(probs, bounds, threshold, order, level=1):
     idx = torch.arange(count, device=device).where(bounds > 0, -1)
     rows = torch.cat([bounds, bounds.new_full((1,), 10**6)])
     at = torch.tensor([threshold], device=device)
+    one = torch.zeros_like(votes)
+    _vote_kernel[(1,)](num_going, one, rows, at, probs, order[-1:], idx, level, 1 << 13)
     for _ in range(2):  # votes are as they were
-        _vote_kernel[(count,)](num_going, votes, rows, at, probs, order, idx, level)
+        votes.copy_(one * num_voted)
+        last = count - num_voted
+        _vote_kernel[(last,)](num_going, votes, rows, at, probs, order[:last], idx, level, count)
         assert votes == 0
     buffers = SimpleNamespace(sample_mapping=idx, num_going=torch.full_like(num_going, -5))
     state = SimpleNamespace(num_draft_tokens=rows)
@@ -238,22 +245,15 @@ def test_what_is_no_probability_decides_for_no_other(device, prob, counts):
     assert vote(probs, bounds, mean + 0.01, order) == 0
 
 
-@pytest.mark.parametrize(
-    "prob, threshold",
-    [
-        (0.5, 0.5),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in ((1.0, 0.0), (0.0, 2.0), (0.0, -1.0))
-        ),
-    ],
-)
-def test_the_votes_of_the_largest_batch_fit(device, prob, threshold):
+@pytest.mark.parametrize("prob, threshold", [(0.5, 0.5), (1.0, 0.0), (0.0, 2.0), (0.0, -1.0)])
+@pytest.mark.parametrize("num_voted", [MOST_SEQS - 9, pytest.param(0, marks=pytest.mark.slow)])
+def test_the_votes_of_the_largest_batch_fit(device, prob, threshold, num_voted):
     count = MOST_SEQS
     probs = torch.full((count,), prob, device=device)
     bounds = torch.full((count,), 9, device=device)
     order = torch.arange(count, device=device)
-    assert vote(probs, bounds, threshold, order) == count * (prob >= threshold)
+    found = vote(probs, bounds, threshold, order, num_voted=num_voted)
+    assert found == count * (prob >= threshold)
 
 
 def test_drafts_that_were_not_made_are_padding(device):

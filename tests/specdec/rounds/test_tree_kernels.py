@@ -12,16 +12,15 @@ import torch
 
 from specdec.kernels.move_slots import move_slots, move_slots_ref
 from specdec.requests.draft_tree import depths
-from specdec.requests.row_start import RowStart
 from specdec.rounds import gather_paths
-from specdec.rounds.buffers import CONFIDENCE_ONE, BufferSizes, StepBuffers
+from specdec.rounds.buffers import CONFIDENCE_ONE
 from specdec.rounds.commit import decision_ref, launch_decision
 from specdec.rounds.fill import fill_round, fill_round_ref
 from specdec.rounds.gather_paths import launch_move_prompts, move_prompts_ref
-from specdec.rounds.start import start_rows
 from specdec.rounds.state import RequestState
+from specdec.rounds.upload import RowStart, start_rows
 from specdec.sizes import DraftShape, TreeShape, chain
-from tests.specdec.buffer_tensors import buffer_tensors
+from tests.specdec.buffer_tensors import buffer_tensors, step_buffers
 from tests.specdec.kernels.by_kernel import by_kernel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -48,23 +47,12 @@ def shape(request):
     return request.param
 
 
-def make(device, shape, max_tokens=128):
+def make(device, shape, more_rows=64):
     """6 batch slots, the fourth of which is padding, and the last at the end of its context.
 
     Poison where nothing is written.
     """
-    sizes = BufferSizes(
-        max_tokens=max_tokens,
-        max_reqs=6,
-        shape=shape.drafts,
-        hidden_size=8,
-        aux_width=0,
-        draft_hidden_size=8,
-        keeps_probs=True,
-        num_kv_blocks=40,
-        max_wide_reqs=6,
-    )
-    buffers = StepBuffers(sizes, torch.float32, device)
+    buffers = step_buffers(device, 6, shape, 8, more_rows, is_adaptive=True)
     state = RequestState(6, shape.drafts, 3, 99, device, vocab_size=5, has_probs=True)
     for tensor in buffer_tensors(buffers).values():
         tensor.fill_(-999 if tensor.dtype == torch.int64 else torch.nan)
@@ -83,7 +71,7 @@ def make(device, shape, max_tokens=128):
         state.draft_parents[row] = torch.tensor(parents)
     for nodes in (state.draft_tokens, state.draft_parents):
         nodes[-1] = 10**6  # what padding has left
-    state.own_probs[:-1] = torch.rand(
+    state.draft_probs[:-1] = torch.rand(
         6, shape.num_nodes, generator=torch.Generator().manual_seed(5)
     )
     state.num_computed_tokens[-1] = 10**6
@@ -113,9 +101,7 @@ def assert_same(ours, theirs):
     names = ("last_sampled_tokens", "num_computed_tokens", "draft_tokens")
     for name in (*names, "draft_parents", "num_nodes"):
         assert torch.equal(getattr(ours[1], name)[:-1], getattr(theirs[1], name)[:-1]), name
-    for name in ("draft_probs", "own_probs"):
-        found, expected = (getattr(each[1], name)[:-1] for each in (ours, theirs))
-        assert torch.allclose(found, expected, 1e-5, 1e-7), name
+    assert torch.allclose(ours[1].draft_probs[:-1], theirs[1].draft_probs[:-1], 1e-5, 1e-7)
     histories = [each[1].sampling.history[:-1] for each in (ours, theirs)]
     assert torch.equal(*histories)
 
@@ -165,7 +151,7 @@ def assert_results(buffers, state, live):
         assert columns.tokens[b, :n].tolist() == state.draft_tokens[row, :n].tolist()
         assert columns.parents[b, :n].tolist() == state.draft_parents[row, :n].tolist()
         assert int((columns.probs[b] > 0).sum()) == live[row]
-        probs = state.own_probs[row, : live[row]]
+        probs = state.draft_probs[row, : live[row]]
         found = columns.probs[b, : live[row]].float() / CONFIDENCE_ONE
         assert torch.allclose(found, probs, 0, 1e-6)
 
@@ -244,7 +230,7 @@ def test_commit_rows_with_paths(device, shape, num_cut):
 def test_move_prompts(device, shape, monkeypatch, at_once, num_prompt_rows):
     """Behind paths, over rows that are read, too; then padding."""
     monkeypatch.setattr(gather_paths, "AT_ONCE", at_once)
-    ours = make(device, shape, max_tokens=2600)[0]
+    ours = make(device, shape, more_rows=2600)[0]
     rows = shape.drafts
     N, Q = rows.rows, rows.path_len
     num_reqs, num_padding = 2, 3

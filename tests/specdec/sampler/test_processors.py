@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.requests.row_start import RowStart, SamplingFlags, SamplingStart
-from specdec.rounds.start import start_rows
+from specdec.requests.params import SamplingFlags, SamplingStart
 from specdec.rounds.state import RequestState
+from specdec.rounds.upload import RowStart, start_rows
 from specdec.sampler.count_sampled import count_sampled
 from specdec.sampler.processors import process
 from specdec.sizes import chain

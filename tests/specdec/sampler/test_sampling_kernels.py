@@ -11,9 +11,9 @@ from specdec.kernels import choose_token, jit, tl
 from specdec.kernels.best_token import launch_write
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
 from specdec.kernels.gumbel import DRAFT, TARGET, gumbel_noise, gumbel_of_all_ref
-from specdec.requests.row_start import RowStart, SamplingFlags, SamplingStart
-from specdec.rounds.start import start_rows
+from specdec.requests.params import SamplingFlags, SamplingStart
 from specdec.rounds.state import RequestState
+from specdec.rounds.upload import RowStart, start_rows
 from specdec.sampler.accept import Decision
 from specdec.sampler.count_sampled import count_sampled, count_sampled_ref
 from specdec.sampler.process_logits import process_logits

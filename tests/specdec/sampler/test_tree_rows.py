@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.requests.row_start import SamplingFlags
+from specdec.requests.params import SamplingFlags
 from specdec.sampler.process_logits import process_logits
 from specdec.sampler.processors import DecidedRows, process
 from tests.specdec.kernels.by_kernel import by_kernel

@@ -1,19 +1,19 @@
 """What each step computes: admission, prompts beside rounds, growth, preemption, prefixes."""
 
+from dataclasses import replace
+
 import pytest
 
-from specdec.requests.finish import FinishRules
 from specdec.requests.params import SamplingParams
-from specdec.requests.request import Request
+from specdec.requests.request import FinishRules, Request
 from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import Detokenizer
 from specdec.scheduling.block_pool import BlockPool
-from specdec.scheduling.prompts import QUIET_STEPS
-from specdec.scheduling.row_planner import RoundPlan
+from specdec.scheduling.costs import PromptBudget, StepCosts
+from specdec.scheduling.planner import RoundPlan
 from specdec.scheduling.scheduler import Scheduler
-from specdec.scheduling.step_costs import PromptBudget, StepCosts
-from specdec.scheduling.work import Work
-from specdec.sizes import PLAIN, DraftShape, EngineSizes, chain
+from specdec.scheduling.work import work_of
+from specdec.sizes import PLAIN, DraftShape, EngineSizes, TreeShape, chain
 
 K = 3
 
@@ -26,6 +26,7 @@ def scheduler(
     use_prefix_cache=False,
     prompt_budget=None,
     planner=None,
+    tree=None,
 ):
     sizes = EngineSizes(
         max_num_seqs=max_num_seqs,
@@ -33,6 +34,8 @@ def scheduler(
         max_model_len=max_model_len,
         num_kv_blocks=num_blocks,
         num_speculative_tokens=K,
+        is_adaptive=planner is not None,
+        tree=tree,
     )
     return Scheduler(BlockPool(num_blocks), sizes, use_prefix_cache, prompt_budget, planner)
 
@@ -255,42 +258,49 @@ def test_steps_grow_for_many_prompts_that_wait_but_not_for_one_long_prompt(lengt
     assert sum(length for _, _, length in parts) == num_riding
 
 
-class Hurries:
-    """A planner of plain rounds, which keeps what it was told."""
+class Listed:
+    """A planner whose shapes are given, and which keeps what it was told."""
 
-    def __init__(self):
-        self.told = []
+    def __init__(self, *shapes):
+        self.shapes, self.told = list(shapes), []
 
     def plan(self, coming):
-        self.told.append(coming.hurries)
-        return RoundPlan(coming.requests.num_requests, 0)
+        self.told.append(coming)
+        rows = coming.num_requests * coming.live.rows
+        return RoundPlan(rows, self.shapes.pop(0) if self.shapes else PLAIN)
 
 
-def test_steps_should_be_short_some_steps_after_the_last_request_came():
-    made = scheduler(num_blocks=99, max_num_seqs=4, planner=Hurries())
-    for number in (1, 2):  # the second one comes when it is quiet
-        made.planner.told.clear()
-        added(made, request(number, 4, max_tokens=200))
-        for _ in range(QUIET_STEPS + 3):
-            step(made)
-        assert made.planner.told == [False] * QUIET_STEPS + [True] * 3
-    added(made, *(request(number, 4, max_tokens=200) for number in (3, 4, 5)))
-    made.planner.told.clear()
-    for _ in range(2 * QUIET_STEPS):
-        step(made)
-    assert not any(made.planner.told), "one waits for a place"
+def test_drafts_of_every_shape_are_verified_in_the_next_step_whatever_follows_them():
+    tree = TreeShape(num_levels=K, top_k=2, num_nodes=5)
+    shape = tree.of(1).drafts
+    order = [chain(2), shape, chain(3), shape, PLAIN, chain(1), PLAIN, PLAIN]
+    made = scheduler(num_blocks=99, planner=Listed(*order), tree=tree)
+    added(made, request(1, 4, max_tokens=99))
+    live = PLAIN
+    for following in order:
+        work = made.schedule().work
+        assert made.planner.told[-1].live == live
+        assert work.num_verify_rows == len(work.verifying) * live.rows
+        assert work.shape.is_wide == (live == shape)
+        assert work.next_shape == following
+        assert work.most_drafts == live.levels
+        finish_step(made, work)
+        live = following
 
 
-@pytest.mark.parametrize(
-    "lengths, hurries", [([500] * 10, True), ([500] * 7, False), ([9000], False)]
-)
-def test_steps_should_be_short_while_the_prompts_of_a_burst_wait(lengths, hurries):
-    made = scheduler(num_blocks=999, max_num_seqs=20, max_model_len=9999, planner=Hurries())
-    added(made, request(0, 4, max_tokens=99))
+def test_a_planner_is_told_of_prompts_that_ride_and_of_the_kinds_of_requests():
+    made = scheduler(num_blocks=99, max_num_seqs=4, budget=64, planner=Listed())
+    greedy, sampled = request(1, 4, max_tokens=99), request(2, 4, max_tokens=99)
+    sampled.params = SamplingParams(temperature=1.0)
+    added(made, greedy)
     step(made)
-    added(made, *(request(number, length) for number, length in enumerate(lengths, start=1)))
+    added(made, sampled, request(3, 40, k=0))
     step(made)
-    assert made.planner.told[-1] == hurries
+    step(made)
+    first, second, third = made.planner.told
+    assert (first.num_requests, first.kind, first.num_prompt_rows) == (1, None, 0)
+    assert (second.num_requests, second.kind, second.num_prompt_rows) == (1, 0, 44)
+    assert (third.num_requests, third.num_drafting, third.kind) == (3, 2, None)
 
 
 def test_one_token_at_a_time_ends_every_prompt():
@@ -372,7 +382,7 @@ def test_no_round_is_launched_for_a_request_that_steps_in_flight_will_end():
 )
 def test_a_round_brings_no_more_tokens_than_its_drafts_have_levels(rows, num_tokens):
     own = [request(0, 5), request(1, 5, k=1)]
-    work = Work(verifying=own, next_shape=PLAIN, prompts=[], parts=[], **rows)
+    work = replace(work_of(own, PLAIN, PLAIN), **rows)
     assert work.token_bounds == [(1, num_tokens), (1, min(num_tokens, 2))]
 
 

@@ -11,14 +11,13 @@ from collections import deque
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from specdec.requests.finish import FinishRules
 from specdec.requests.params import SamplingParams
-from specdec.requests.request import Request
+from specdec.requests.request import FinishRules, Request
 from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import Detokenizer
 from specdec.scheduling.block_pool import BlockPool
+from specdec.scheduling.costs import PromptBudget, StepCosts
 from specdec.scheduling.scheduler import Scheduler
-from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import BLOCK_SIZE, EngineSizes
 
 K = 3

@@ -10,7 +10,7 @@ from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.launch_plan import HeadShape
 from specdec.kernels.tile_shapes import row_class
 from specdec.passes.captured import shared_shapes
-from specdec.requests.row_start import GREEDY
+from specdec.requests.params import GREEDY
 from specdec.rounds.logprobs import ROWS_AT_ONCE
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import PLAIN, EngineSizes

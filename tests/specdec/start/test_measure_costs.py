@@ -9,7 +9,7 @@ import pytest
 
 from specdec import LLM
 from specdec.kernels.tile_shapes import row_class
-from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS, StepCosts
+from specdec.scheduling.costs import LEAST_PROMPT_ROWS, StepCosts
 from specdec.sizes import PLAIN
 from specdec.start import step_times
 from specdec.start.measure_costs import AS_NEXT, NEVER, measure_costs, measure_round_costs
@@ -46,7 +46,7 @@ def test_many_rows_cost_what_the_graph_does_that_holds_them():
         measured[3],
     )
     costs = StepCosts(rounds=measured, mixed=found)
-    assert [costs.mixed_ms(n, 0, 0) for n in (300, 513, 700, 1025)] == [11.0, 13.5, 16.0, 33.0]
+    assert [costs.mixed_ms(n) for n in (300, 513, 700, 1025)] == [11.0, 13.5, 16.0, 33.0]
 
 
 def test_between_two_sizes_a_step_costs_what_similar_ones_do_and_the_difference():
@@ -150,13 +150,13 @@ def measured(monkeypatch):
 @pytest.mark.parametrize("count, most_rows", [(20, 180), (256, 512)])
 def test_costs_of_steps_are_told_apart_by_rows_and_levels(measured, count, most_rows):
     steps, costs, device = measured(count)
-    rows = [n for n, _ in costs.verify]
+    rows = [n for n, _ in costs.rounds]
     captured = {n for _, n in device.runner.graphs.shapes}
     assert set(rows) <= captured
     assert [row_class(n) for n in rows] == sorted({row_class(n) for n in captured} - {*AS_NEXT})
     assert rows[-1] == most_rows
-    assert (costs.verify, costs.mixed) == (steps.rounds, steps.mixed)
-    assert dict(costs.verify) == pytest.approx({n: round_ms(n) for n in rows})
+    assert (costs.rounds, costs.mixed) == (steps.rounds, steps.mixed)
+    assert dict(costs.rounds) == pytest.approx({n: round_ms(n) for n in rows})
     tokens = [n for n in device.runner.graphs.target.prefill.sizes.tokens if n > 512]
     assert [n for n, _ in costs.mixed if n > 512] == tokens
     # of more rows than any round has, too
@@ -226,10 +226,10 @@ def test_an_adaptive_engine_measures_its_rounds(caplog):
     llm = LLM("demo", {"model": "demo", "num_speculative_tokens": "auto"}, max_num_seqs=64)
     costs = llm.engine.planner._costs
     assert "a level of drafts" in caplog.text
-    assert {rows for rows, _ in costs.verify} <= {
+    assert {rows for rows, _ in costs.rounds} <= {
         rows for _, rows in llm.engine.runner.graphs.shapes
     }
-    assert all(0.05 < ms < 1000 for _, ms in (*costs.verify, *costs.plain))
+    assert all(0.05 < ms < 1000 for _, ms in (*costs.rounds, *costs.plain))
     assert all(0 <= ms < 10 for _, ms in costs.level)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec.bench.pair import load_pair
-from specdec.requests.row_start import RowStart
+from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes
 from specdec.start.memory import MemoryNeeds, memory_table, plan_memory, run_largest_steps

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from specdec.serve.turns import Turns
+from specdec.requests.turns import Turns
 
 
 def until(condition):

@@ -8,7 +8,6 @@ from specdec.kernels import best_token, gate_up, linear
 from specdec.kernels.tables import shipped_table
 from specdec.kernels.tile_shapes import Product
 from specdec.models.products import products_of
-from specdec.rounds import propose
 from weights.demo import demo_directory
 from weights.files.reader import Reader
 from weights.report import Log
@@ -38,7 +37,6 @@ def asked(monkeypatch) -> set[Product]:
     listen(linear, "split_linear_ref", "split")
     listen(gate_up, "gate_up_ref", "gate")
     listen(best_token, "best_token_ref", "whole")
-    listen(propose, "linear_ref", "whole")
     return heard
 
 

@@ -62,7 +62,7 @@ class Factors:
         prior = self._prior * self.values / (1 + self.values)
         moved = _odds(held + self._prior / 2, num_shown + self._prior)
         moved /= _odds(expected + prior, num_shown + self._prior)
-        values = np.clip(self.values * moved, 1 / MEMORY**2, MEMORY**2).astype(np.float32)
+        values = np.clip(self.values * moved, 1 / MEMORY**4, MEMORY**4).astype(np.float32)
         odds_of_all = _odds(expected, num_shown) * (values / self.values)
         self._sums[2] = num_shown * odds_of_all / (1 + odds_of_all)
         self.values = values

@@ -360,6 +360,67 @@ def test_on_a_gpu_texts_are_those_of_plain_decoding(prompts, draft):
     assert ours == theirs
 
 
+def chains_seen(llm, kinds, prompts, params):
+    """What the planner is told of each round's chains, by prompt and tokens before it."""
+    planned(llm, kinds)
+    feedback, seen = llm.engine.feedback, {}
+    real = feedback._outcome
+
+    def outcome(work, shape, result):
+        found = real(work, shape, result)
+        chains = found.chains or found
+        for b, request in enumerate(work.verifying):
+            assert chains.num_allowed[b] <= request.num_speculative_tokens
+            if chains.num_allowed[b]:
+                at = tuple(request.prompt_token_ids), request.num_tokens
+                numbers = chains.num_shown[b], chains.num_accepted[b]
+                seen[at] = chains.held[b], *map(int, numbers)
+        return found
+
+    feedback._outcome = outcome
+    llm.engine.planner.observe = lambda *_: None  # the draft's own probabilities stay
+    llm.generate(prompts, params, use_tqdm=False)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "draft, num_tokens",
+    [
+        ("demo/eagle3", 24),
+        pytest.param("demo/eagle3", 60, marks=pytest.mark.slow),
+        pytest.param("demo/eagle1", 60, marks=pytest.mark.slow),
+    ],
+)
+def test_rounds_of_trees_show_the_chains_in_them(make, prompts, draft, num_tokens):
+    """Paths are as probable as in rounds of chains after the same tokens, and as many hold."""
+    params = [
+        SamplingParams(
+            max_tokens=num_tokens,
+            ignore_eos=True,
+            temperature=temperature,
+            seed=7,
+            num_speculative_tokens=K,
+        )
+        for temperature, K in ((0.0, 4), (0.8, 4), (0.0, 3), (0.8, None), (0.0, 4), (0.8, 2))
+    ]
+    of_trees, of_chains = (
+        chains_seen(make(OF_ALL, draft=draft), [kind], prompts[:6], params)
+        for kind in (TREE, CHAIN)
+    )
+    both = of_trees.keys() & of_chains.keys()
+    assert len(both) > num_tokens
+    lengths = []
+    for at in both:
+        (said, length, held), (expected, num_shown, num_held) = of_trees[at], of_chains[at]
+        assert 2 <= num_shown <= 4
+        assert said[:length] == pytest.approx(expected[:length], rel=1e-3)
+        assert not said[length:].any()
+        assert held == min(num_held, length)
+        lengths.append(length)
+    assert len(set(lengths)) > 1, "some trees have nodes of other paths instead"
+    assert sum(held for _, _, held in of_trees.values()) > 0.5 * len(of_trees)
+
+
 def test_grammars_follow_the_nodes_that_have_rows(make, prompts):
     """Six requests verify fewer nodes of each tree than were drafted, and then fewer requests."""
     params = [

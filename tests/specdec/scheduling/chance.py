@@ -39,3 +39,4 @@ EASY = Draft(means=(0.75, 0.74, 0.73, 0.72, 0.71, 0.7, 0.7, 0.7))
 TIMID = Draft(error=-1.33)  # says 0.15 where 0.4 is true
 RANDOM = Draft(means=(1e-4,) * K, error=2.0)
 BOASTFUL = Draft(means=(1e-4,) * K, error=14.5)  # says about 0.65, and nothing holds
+CERTAIN = Draft(means=(1e-4,) * K, error=24.0)  # says 1, and nothing holds

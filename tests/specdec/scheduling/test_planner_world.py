@@ -7,7 +7,7 @@ requests, which differ.
 import numpy as np
 import pytest
 
-from tests.specdec.scheduling.chance import BOASTFUL, EASY, GOOD, RANDOM, TIMID
+from tests.specdec.scheduling.chance import BOASTFUL, CERTAIN, EASY, GOOD, RANDOM, TIMID
 from tests.specdec.scheduling.planned_world import world
 
 EARLY = 50
@@ -46,8 +46,10 @@ def test_a_draft_that_says_15_percent_where_40_hold_brings_as_much(num_requests,
 @pytest.mark.parametrize(
     "num_requests, draft",
     [
-        *((1, BOASTFUL), (8, RANDOM), (256, BOASTFUL)),
-        *slow((1, RANDOM), (8, BOASTFUL), (64, RANDOM), (64, BOASTFUL), (256, RANDOM)),
+        *((1, BOASTFUL), (8, RANDOM), (8, CERTAIN), (256, BOASTFUL)),
+        *slow(
+            (1, RANDOM), (8, BOASTFUL), (64, CERTAIN), (64, RANDOM), (64, BOASTFUL), (256, RANDOM)
+        ),
     ],
 )
 def test_a_draft_that_never_holds_costs_little(num_requests, draft):

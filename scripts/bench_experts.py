@@ -26,7 +26,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--models", help="parts of their names with commas; default: all")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--search", action="store_true", help="time all candidates, on a GPU")
-    parser.add_argument("--ahead", action="store_true", help="in the search, ahead.py's tiles too")
     parser.add_argument("--json", type=Path, help="write all rows to a file, after each one")
     return parser.parse_args()
 
@@ -41,7 +40,7 @@ def main() -> None:
     if args.search and device.type != "cuda":
         raise SystemExit("--search needs a GPU: tiles change no time elsewhere")
     if args.search:
-        found = [search(sizes, T, device, args.ahead) for sizes in models for T in rows]
+        found = [search(sizes, T, device) for sizes in models for T in rows]
     else:
         bandwidth = measure_bandwidth(device)
         print(f"{bandwidth / 1e9:.0f} GB/s", flush=True)

@@ -20,18 +20,14 @@ from specdec.kernels.experts.tiles import (
     FEW_ROWS,
     ROWS,
     ExpertTiles,
-    ahead_candidates,
     candidates,
     class_of,
 )
 from specdec.kernels.tile_shapes import Shape
 
 
-def search(sizes: Sizes, T: int, device: torch.device, has_ahead: bool) -> Iterator[Row]:
-    """Yield a row for each pair of tiles that is timed; the first one is the rule's.
-
-    has_ahead: time ahead.py's too
-    """
+def search(sizes: Sizes, T: int, device: torch.device) -> Iterator[Row]:
+    """Yield a row for each pair of tiles that is timed; the first one is the rule's."""
     layers = draw_layers(sizes, device)
     x = torch.randn(T, sizes.D, device=device).to(layers[0].down.dtype)
     drawn = (torch.rand(T, sizes.E, device=device) for _ in range(INPUTS))
@@ -54,32 +50,27 @@ def search(sizes: Sizes, T: int, device: torch.device, has_ahead: bool) -> Itera
         return named | {"tiles": "rule" if tiles is None else tiles}
 
     yield row(None)
-    for first, second, *how in _ways(sizes, T, has_ahead):
-        beside_second = [ExpertTiles(gate, second[0], *how) for gate in first]
+    for first, second, is_sorted in _ways(sizes, T):
+        beside_second = [ExpertTiles(gate, second[0], is_sorted) for gate in first]
         with compiling_ahead(device, progress=False, may_fail=True):
             for tiles in (
                 *beside_second,
-                *(ExpertTiles(first[0], down, *how) for down in second[1:]),
+                *(ExpertTiles(first[0], down, is_sorted) for down in second[1:]),
             ):
                 launch(*turns[0], tiles)
         times = {tiles.gate_up: time(tiles) for tiles in beside_second}
         best = min(first, key=times.__getitem__)
         for down in second:
-            yield row(ExpertTiles(best, down, *how))
+            yield row(ExpertTiles(best, down, is_sorted))
 
 
-def _ways(
-    sizes: Sizes, T: int, has_ahead: bool
-) -> Iterator[tuple[list[Shape], list[Shape], bool, bool]]:
-    """Give both products' candidates, and whether pairs are sorted, and weights come ahead."""
+def _ways(sizes: Sizes, T: int) -> Iterator[tuple[list[Shape], list[Shape], bool]]:
+    """Give both products' candidates, and whether pairs are sorted."""
     E, k, D, I = sizes[1:]
     if T <= FEW_ROWS:
         block_m = class_of(T)
-        yield candidates("gate_up", block_m, D), candidates("down", block_m, I), False, False
-    if T <= FEW_ROWS and has_ahead:
-        first, second = ahead_candidates("gate_up", block_m), ahead_candidates("down", block_m)
-        yield first, second, False, True
+        yield candidates("gate_up", block_m, D), candidates("down", block_m, I), False
     mean = T * k / E
     for block_m in ROWS:
         if mean / 4 <= block_m <= 4 * max(mean, 8):
-            yield candidates("gate_up", block_m, D), candidates("down", block_m, I), True, False
+            yield candidates("gate_up", block_m, D), candidates("down", block_m, I), True

@@ -49,12 +49,12 @@ def has_few_rows(x_TK: Tensor, tiles: Tiles, is_gated: bool = False) -> bool:
         and tiles.block_k * tiles.num_stages >= LEAST_RING
         and tiles.num_warps == 4
         and rows_of_w * tiles.block_m <= MOST_SUMS * 128
-        and shared_bytes(tiles, is_gated) <= SHARED_MEMORY
+        and _shared_bytes(tiles, is_gated) <= SHARED_MEMORY
         and need()["needed_ptr"] is None
     )
 
 
-def shared_bytes(tiles: Tiles, is_gated: bool) -> int:
+def _shared_bytes(tiles: Tiles, is_gated: bool) -> int:
     """Count a program's shared memory: the ring, results on their way out, barriers."""
     rows_of_w = tiles.block_n * (2 if is_gated else 1)
     ring = (rows_of_w + tiles.block_m) * tiles.block_k * 2 * tiles.num_stages
@@ -82,7 +82,7 @@ def launch_few_rows(
     halves = weight_NK[:N], weight_NK[-N:]
     w_descs = (describe(half, tiles.block_n, tiles.block_k) for half in halves)
     bias = weight_NK if bias_N is None else bias_N
-    most = num_multiprocessors(x_TK.device) * (SHARED_MEMORY // shared_bytes(tiles, is_gated))
+    most = num_multiprocessors(x_TK.device) * (SHARED_MEMORY // _shared_bytes(tiles, is_gated))
     grid = (min(num_tiles(N - first, T, tiles), max(most // tiles.splits, 1)), tiles.splits)
     flags = {"IS_GATED": is_gated, "HAS_BIAS": bias_N is not None, "SPLITS": tiles.splits}
     options = {"num_warps": 4, "maxnreg": REGISTERS, "launch_pdl": True}
@@ -224,7 +224,7 @@ def _multiply(
         if IS_GATED:
             acc = gated(acc, up)
         dtype: gl.constexpr = out_ptr.dtype.element_ty
-        OUT: gl.constexpr = rows_together(BLOCK_N, dtype.primitive_bitwidth)
+        OUT: gl.constexpr = _rows_together(BLOCK_N, dtype.primitive_bitwidth)
         n = n0 + gl.arange(0, BLOCK_N, gl.SliceLayout(1, OUT))
         m = m0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, OUT))
         out = out_ptr + split.to(gl.int64) * T * N + m.to(gl.int64)[None, :] * N + n[:, None]
@@ -234,7 +234,7 @@ def _multiply(
 
 
 @constexpr_function
-def rows_together(BLOCK_N, bits):
+def _rows_together(BLOCK_N, bits):
     """Lay out results [BLOCK_N, BLOCK_M] in the registers of four warps: 16 bytes of a row each."""
     each = 128 // bits
     lanes = min(BLOCK_N // each, 32)

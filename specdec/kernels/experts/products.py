@@ -8,8 +8,7 @@ of the first product lie by pair, so that both products gather x alike.
 
 from torch import Tensor
 
-from specdec.kernels import is_hopper, jit, launch_options, next_power_of_2, tl
-from specdec.kernels.experts.ahead import launch_ahead
+from specdec.kernels import jit, launch_options, next_power_of_2, tl
 from specdec.kernels.experts.group import group
 from specdec.kernels.experts.tiles import COMPUTING_ROWS, ExpertTiles, expert_tiles
 from specdec.kernels.kept import store_kept
@@ -33,22 +32,13 @@ def launch_expert_parts(
     assert ids_TS.is_contiguous(), ids_TS.stride()
     if tiles is None:
         weights = gate_up_EXD.shape, down_EDI.shape
-        tiles = expert_tiles(T, k, *weights, x_TD.dtype, _may_be_ahead(x_TD, I))
+        tiles = expert_tiles(T, k, *weights, x_TD.dtype)
     assert tiles.is_sorted or tiles.gate_up.block_m >= T, (T, tiles)
-    if tiles.is_ahead:
-        return launch_ahead(x_TD, ids_TS, gate_up_EXD, down_EDI, (tiles.gate_up, tiles.down))
     pairs = group(ids_TS, E, tiles.gate_up.block_m) if tiles.is_sorted else (ids_TS, None)
     h_PI, y_STD = x_TD.new_empty(T * k, I), x_TD.new_empty(k, T, D)
     _launch(h_PI, x_TD, gate_up_EXD, pairs, ids_TS, tiles.gate_up, is_gated=True)
     _launch(y_STD, h_PI, down_EDI, pairs, ids_TS, tiles.down, is_gated=False)
     return y_STD
-
-
-def _may_be_ahead(x_TD: Tensor, I: int) -> bool:
-    """Whether ahead.py runs: as few_rows.py, not in passes that may not be needed."""
-    is_aligned = x_TD.shape[1] % 8 == x_TD.stride(0) % 8 == I % 8 == 0
-    is_needed = need()["needed_ptr"] is None
-    return is_hopper(x_TD.device) and x_TD.element_size() == 2 and is_aligned and is_needed
 
 
 def _launch(

@@ -12,19 +12,14 @@ from typing import Literal, NamedTuple
 import torch
 
 from specdec.kernels import next_power_of_2
-from specdec.kernels.few_rows import MOST_SUMS as MOST_SUMS_AHEAD
-from specdec.kernels.few_rows import shared_bytes
-from specdec.kernels.tile_shapes import ALLOWED, SHARED_MEMORY, Shape, row_class
-from specdec.kernels.tiles import cut
+from specdec.kernels.tile_shapes import SHARED_MEMORY, Shape, row_class
 
 FEW_ROWS = 64  # up to here nothing is sorted: a tile has all rows
-AHEAD_ROWS = 0  # up to here by ahead.py, where it runs: 16, 32 or 64 once a GPU has timed it
 MOST_ROWS = 8192  # the last class, and all rows above
 ROWS = (16, 32, 48, 64, 96, 128, 160, 192)  # of x in a tile
 MANY_ROWS = 128  # of tiles that no expert fits into
 COMPUTING_ROWS = 96  # tiles of so many rows keep the tensor cores busy
 SHORT_K = 1024  # programs with less take long to start for what they load
-BESIDE_RING = 2048  # bytes of ahead.py beside few_rows.py's: the experts' ranks, up to E = 511
 RESERVED = 1536  # bytes of a program beside its ring
 MOST_SUMS = 160  # registers of a thread
 # block_n, block_k, num_stages, num_warps; the likeliest first
@@ -37,7 +32,6 @@ COMPUTING = (
     *((128, 64, 4, 8), (128, 64, 3, 8), (64, 64, 4, 8)),
     *((64, 64, 3, 8), (64, 64, 3, 4), (64, 64, 2, 8), (256, 64, 3, 8)),
 )
-AHEAD = ((64, 128), (128, 128), (64, 256), (64, 64))  # block_n, block_k
 Part = Literal["gate_up", "down"]
 
 
@@ -47,21 +41,13 @@ class ExpertTiles(NamedTuple):
     gate_up: Shape
     down: Shape
     is_sorted: bool  # else block_m is no less than the number of rows
-    is_ahead: bool = False  # by ahead.py, which sorts nothing
 
 
 def expert_tiles(
-    num_rows: int,
-    num_chosen: int,
-    gate_up: torch.Size,
-    down: torch.Size,
-    dtype: torch.dtype,
-    may_be_ahead: bool = False,
+    num_rows: int, num_chosen: int, gate_up: torch.Size, down: torch.Size, dtype: torch.dtype
 ) -> ExpertTiles:
     """Choose the tiles of all numbers of rows of a class. gate_up: [E, 2I, D]; down: [E, D, I]."""
     rows, (E, D, I) = class_of(num_rows), down
-    if may_be_ahead and rows <= AHEAD_ROWS:
-        return ahead_tiles(rows)
     return _choose(rows, num_chosen, E, D, I, dtype)
 
 
@@ -105,24 +91,3 @@ def candidates(part: Part, block_m: int, K: int) -> list[Shape]:
             shape = Shape(block_n, block_m, block_k, num_stages, num_warps)
             found[size * beside <= SHARED_MEMORY].append(shape)
     return found[True] + found[False]
-
-
-def ahead_tiles(rows: int) -> ExpertTiles:
-    """Choose the tiles of ahead.py for a `row_class` of few rows."""
-    first, second = ahead_candidates("gate_up", rows)[0], ahead_candidates("down", rows)[0]
-    return ExpertTiles(first, second, False, True)
-
-
-def ahead_candidates(part: Part, block_m: int) -> list[Shape]:
-    """List what ahead.py can run: the deepest ring of each kind, the likeliest first."""
-    of_w = 2 if part == "gate_up" else 1
-    found = []
-    for block_n, block_k in AHEAD:
-        stages = range(max(ALLOWED["num_stages"]), 1, -1)
-        shapes = (Shape(block_n, block_m, block_k, deep, 4) for deep in stages)
-        room = SHARED_MEMORY - BESIDE_RING
-        fitting = (s for s in shapes if shared_bytes(cut(s, block_m, 1), of_w == 2) <= room)
-        deepest = next(fitting, None)
-        if deepest is not None and of_w * block_n * block_m <= MOST_SUMS_AHEAD * 128:
-            found.append(deepest)
-    return found

@@ -313,10 +313,9 @@ def test_the_search_times_the_rule_and_every_kind_of_tiles(T, monkeypatch):
     monkeypatch.setattr(expert_search, "launch_expert_parts", launch)
     monkeypatch.setattr(expert_search, "compiling_ahead", compiling)
     sizes = experts.Sizes("small", 16, 4, 64, 32)
-    rule, *rows = expert_search.search(sizes, T, torch.device("cpu"), True)
+    rule, *rows = expert_search.search(sizes, T, torch.device("cpu"))
     assert rule["tiles"] == "rule"
-    ways = {(row["tiles"].is_sorted, row["tiles"].is_ahead) for row in rows}
-    assert ways == ({(True, False)} if T > 64 else {(False, False), (False, True), (True, False)})
+    assert {row["tiles"].is_sorted for row in rows} == ({True} if T > 64 else {False, True})
     for row in rows:
         assert (row["us"] is None) == (row["tiles"].down.block_n == 128)
 

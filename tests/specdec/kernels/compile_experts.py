@@ -15,16 +15,14 @@ import torch
 
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import norms, triton
-    from specdec.kernels.experts import ahead, group, products, route
-    from specdec.kernels.experts.tiles import COMPUTING_ROWS, ROWS, ahead_candidates, candidates
-    from specdec.kernels.few_rows import REGISTERS
+    from specdec.kernels.experts import group, products, route
+    from specdec.kernels.experts.tiles import COMPUTING_ROWS, ROWS, candidates
     from specdec.kernels.tile_shapes import row_pieces
 
 from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
 
 from tests.specdec.kernels.compile_few_rows import spilled_bytes
-from tests.specdec.kernels.compile_persistent import HOPPER, desc
+from tests.specdec.kernels.compile_persistent import HOPPER
 
 K, E = 8, 128
 WIDTHS = {"gate_up": 2048, "down": 768}
@@ -39,10 +37,6 @@ def main() -> None:
         shapes = candidates(part, block_m, WIDTHS[part])
         for shape in shapes if sys.argv[1:] else shapes[:1]:
             compile_product(part, is_sorted, shape)
-    for part in WIDTHS if sys.argv[1:] else ():
-        for block_m in (16, 32, 64):
-            for shape in ahead_candidates(part, block_m):
-                compile_ahead(part, shape)
     flags = {"IS_RENORMALIZED": False, "HAS_BIAS": True, "HAS_SLOTS": True, "HAS_ROWS": True}
     sizes = {"SPLITS": 8, "K": K, "BLOCK_K": K, "BLOCK_E": E}
     slots = {"slots_ptr": "*i64", "rows_ptr": "*i64"}
@@ -70,25 +64,6 @@ def compile_product(part, is_sorted, shape) -> None:
     sizes = {"SLOTS": K, "BLOCK_M": block_m, "TAIL": tail, "BLOCK_E": 2 * E, "BLOCK_P": K * block_m}
     constants = flags | sizes | {"BLOCK_S": K, "needed_ptr": None}
     show(products._expert_kernel, types, constants, shape.num_warps, shape.num_stages)
-
-
-def compile_ahead(part, shape) -> None:
-    constants = {"IS_GATED": part == "gate_up", "SLOTS": K, "STAGES": shape.num_stages}
-    constants["BLOCK_E"] = ahead.power_of_2(E + 1)
-    constants["BLOCK_P"] = ahead.power_of_2(K * shape.block_m)
-    signature = {
-        "out_ptr": "*bf16",
-        "x_desc": desc("bf16", 16, shape.block_m, shape.block_k),
-        "w_desc": desc("bf16", 16, shape.block_n, shape.block_k),
-        "ids_ptr": "*i32",
-        **dict.fromkeys(("T", "N", "K", "E"), "i32"),
-        **dict.fromkeys(constants, "constexpr"),
-    }
-    names = list(signature)
-    values = {(names.index(name),): value for name, value in constants.items()}
-    source = GluonASTSource(ahead.expert_rows_kernel, signature, values, {})
-    options = {"num_warps": 4, "maxnreg": REGISTERS, "launch_pdl": True}
-    report(triton.compile(source, target=HOPPER, options=options), "expert_rows_kernel")
 
 
 def show(kernel, types, constants, num_warps, num_stages=3) -> None:

@@ -341,3 +341,13 @@ def test_bench_experts_prints_each_row_and_keeps_all(run, tmp_path):
 def test_scripts_are_short():
     lines = {file.name: len(file.read_text().splitlines()) for file in Path("scripts").glob("*.*")}
     assert {name: count for name, count in lines.items() if count >= 120} == {}
+
+
+def test_bench_random_times_random_weights(run, capsys):
+    options = "--suite protocol -k 1 --batch 1 --num-prompts 1 --max-tokens 4 --repeats 1"
+    with pytest.raises(SystemExit, match="0"):
+        run("scripts.bench_random", "tiny", *options.split(), "--device", "cpu")
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert [row["num_speculative_tokens"] for row in found] == [0, 1]
+    with pytest.raises(SystemExit, match="huge: give one of qwen3-30b-a3b, mixtral-8x7b, tiny"):
+        run("scripts.bench_random", "huge")

@@ -1,7 +1,7 @@
 """A target and a draft, loaded once: the engines built over their tensors, and what they weigh."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -165,18 +165,27 @@ def joined(prompts: Sequence[Sequence[int]], length: int, first: int = 0) -> lis
     return (tokens * -(-length // len(tokens)))[:length]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Bytes:
-    """What each pass streams from memory."""
+    """What each pass streams from memory.
+
+    target: without its experts. experts: all of them, of which a row chooses the share `chosen`
+    """
 
     target: int
-    draft_step: int
-    draft_entry: int  # read once per round: fc
+    experts: int = 0
+    chosen: float = 0.0
+    draft_step: int = 0
+    draft_entry: int = 0  # read once per round: fc
 
-    def floor_ms(self, K: int, bandwidth: float) -> float:
+    def of_target(self, num_rows: int) -> float:
+        """Count what a pass of the target reads: each expert once that a row chooses by chance."""
+        return self.target + self.experts * (1 - (1 - self.chosen) ** num_rows)
+
+    def floor_ms(self, K: int, num_requests: int, bandwidth: float) -> float:
         """Give the least milliseconds of a round of K drafts; bandwidth in bytes per second."""
         of_draft = K * self.draft_step + self.draft_entry if K else 0
-        return 1e3 * (self.target + of_draft) / bandwidth
+        return 1e3 * (self.of_target(num_requests * (K + 1)) + of_draft) / bandwidth
 
 
 def bytes_of(pair: Pair) -> Bytes:
@@ -184,13 +193,16 @@ def bytes_of(pair: Pair) -> Bytes:
     target = pair.target.tensors
     eagle = pair.eagle
     head = target.get(HEAD, target["embed_tokens.weight"])
-    whole = _layers(target) + head.nbytes
+    experts = sum(x.nbytes for name, x in target.items() if ".mlp.experts." in name)
+    kinds = (each.experts for each in pair.target.config.kinds)
+    chosen = next((each.per_token / each.num for each in kinds if each is not None), 0.0)
+    found = Bytes(_layers(target) + head.nbytes - experts, experts, chosen)
     if eagle is None:
-        return Bytes(target=whole, draft_step=0, draft_entry=0)
+        return found
     has_entry = eagle.config.has_fc and eagle.config.entry == "qkv"
     entry = eagle.tensors["fc.weight"].nbytes if has_entry else 0
     step = _layers(eagle.tensors) + eagle.tensors.get(HEAD, head).nbytes
-    return Bytes(target=whole, draft_step=step - entry, draft_entry=entry)
+    return replace(found, draft_step=step - entry, draft_entry=entry)
 
 
 def _layers(tensors: Mapping[str, Tensor]) -> int:
@@ -220,7 +232,7 @@ def card(pair: Pair, bandwidth: float, **settings: object) -> dict[str, object]:
         "dtype": str(pair.target.tensors["embed_tokens.weight"].dtype).removeprefix("torch."),
         "target": _shown(pair.target.report.directory),
         "draft": draft,
-        "target_bytes_per_pass": sizes.target,
+        "target_bytes_per_pass": round(sizes.of_target(1)),
         "draft_bytes_per_step": sizes.draft_step,
         "draft_bytes_once": sizes.draft_entry,
         "reading_gb_per_s": bandwidth / 1e9,

@@ -59,7 +59,7 @@ def rounds(bench: Bench) -> Iterator[Row]:
         if bench.has_time(f"rounds: K = {K}, batch {batch}"):
             prompts = bench.prompts(batch)[:batch]
             engine = bench.engine(Drafting(K))
-            floor = bytes_of(bench.pair).floor_ms(K, bench.bandwidth)
+            floor = bytes_of(bench.pair).floor_ms(K, batch, bench.bandwidth)
             spread = time_rounds(engine, prompts, num_rounds)
             row: Row = {"num_speculative_tokens": K, "batch": batch} | _columns(spread)
             row |= {"floor_ms": floor, "of_floor": floor / spread.median}
@@ -119,7 +119,7 @@ def _context_figures(bench: Bench, engine: Engine, K: int, prompts: list[list[in
     spread = time_rounds(engine, prompts, bench.options.num_rounds)
     phases = time_phases(engine, prompts, bench.options.num_rounds)
     verify = sum(phases[name] or 0.0 for name in ("forward", "choose"))
-    floor = bytes_of(bench.pair).floor_ms(K, bench.bandwidth)
+    floor = bytes_of(bench.pair).floor_ms(K, len(prompts), bench.bandwidth)
     return _columns(spread) | {"verify_ms": verify, "floor_ms_of_weights": floor}
 
 

@@ -482,8 +482,11 @@ def test_bytes_and_floor_follow_the_loaded_tensors(pair):
     assert sizes.target == sum(
         t.nbytes for t in pair.target.tensors.values()
     )  # tied: the table is the head
-    assert Bytes(target=100, draft_step=10, draft_entry=5).floor_ms(3, 1000) == 135
-    assert Bytes(target=100, draft_step=10, draft_entry=5).floor_ms(0, 1000) == 100
+    assert Bytes(target=100, draft_step=10, draft_entry=5).floor_ms(3, 1, 1000) == 135
+    assert Bytes(target=100, draft_step=10, draft_entry=5).floor_ms(0, 1, 1000) == 100
+    half = Bytes(target=100, experts=64, chosen=0.5)
+    assert half.floor_ms(0, 1, 1000) == 132
+    assert half.floor_ms(1, 2, 1000) == 160, "of four rows one in 16 leaves an expert out"
 
 
 def job(prompt, *token_ids, temperature=0.0, seed=None):

@@ -41,8 +41,7 @@ def commit_round(
 
     shape, shared_rows: as in fill.py; paths that are longer than shape.path_len end there
     kv_cache: [L, 2, N + 1, G, S, C] of the target
-    is_pq: buffers.pq_accepted says at most how many nodes of a chain hold; target_tokens are then
-        these nodes' own tokens
+    is_pq: buffers.pq_accepted bounds how many nodes of a chain hold; the choices are their tokens
     """
     decide = pick(buffers.results, launch_decision, decision_ref)
     decide(buffers, state, num_reqs, shape, shared_rows, is_pq)

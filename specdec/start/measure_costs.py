@@ -18,7 +18,8 @@ from specdec.runner import Runner
 from specdec.scheduling.costs import LEAST_PROMPT_ROWS, Measured, StepCosts, TreeCosts
 from specdec.scheduling.work import Round
 from specdec.sizes import BLOCK_SIZE, PLAIN, chain
-from specdec.start.compile_ahead import lengths_of, prompts, tree_round
+from specdec.start.compile_ahead import prompts, tree_round
+from specdec.start.row_counts import lengths_of
 from specdec.start.step_times import (
     Timed,
     apart,

@@ -1,7 +1,7 @@
 """The matrix products that a target and its draft ask for, each shape once: what tuning measures.
 
 The modules are built from the configs, without memory, and say what weights there are. A test
-compares this with what they call.
+compares this with what they call. No table knows experts and their router: a rule cuts them.
 """
 
 import torch
@@ -16,6 +16,15 @@ KINDS: dict[str, Kind] = {  # by the module that has the weight
     **{"qkv_proj": "split", "o_proj": "split", "gate_up_proj": "gate", "down_proj": "split"},
     **{"fc": "whole", "lm_head": "whole"},
 }
+
+
+def experts_of(target: TargetConfig) -> list[str]:
+    """Describe the experts of each kind of layer; kernels/experts/ cuts them, and their router."""
+    D, found = target.hidden_size, [kind.experts for kind in target.kinds]
+    lines = [
+        f"{each.num} experts of {D}x{each.width}, {each.per_token} a row" for each in found if each
+    ]
+    return list(dict.fromkeys(lines))
 
 
 def products_of(target: TargetConfig, eagle: EagleConfig | None, dtype: str) -> list[Product]:

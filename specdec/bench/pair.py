@@ -20,6 +20,7 @@ from specdec.start.device import device_of, dtype_of, note_gpu_memory, release_m
 from specdec.start.load import assemble, compiled
 from specdec.start.locate import locate
 from specdec.start.speculation import Drafting
+from weights.config import ExpertsConfig
 from weights.demo import demo_prompts
 from weights.errors import Problems
 from weights.files.guard import read_object
@@ -28,6 +29,7 @@ from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
 PLAIN = Drafting(0)
 HEAD = "lm_head.weight"
 TABLES = ("embed_tokens.weight", "d2t")  # a pass reads only a few rows of them
+STACKED = 3  # dimensions of the weights of experts
 NO_PREFILL_GRAPHS = {"target_prefill": "NONE", "draft_prefill": "FULL_DECODE_ONLY"}
 
 
@@ -167,7 +169,7 @@ def joined(prompts: Sequence[Sequence[int]], length: int, first: int = 0) -> lis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bytes:
-    """What each pass streams from memory."""
+    """What each pass streams from memory; of experts, those of a single row."""
 
     target: int
     draft_step: int
@@ -184,7 +186,7 @@ def bytes_of(pair: Pair) -> Bytes:
     target = pair.target.tensors
     eagle = pair.eagle
     head = target.get(HEAD, target["embed_tokens.weight"])
-    whole = _layers(target) + head.nbytes
+    whole = _layers(target, pair.target.config.experts) + head.nbytes
     if eagle is None:
         return Bytes(target=whole, draft_step=0, draft_entry=0)
     has_entry = eagle.config.has_fc and eagle.config.entry == "qkv"
@@ -193,8 +195,11 @@ def bytes_of(pair: Pair) -> Bytes:
     return Bytes(target=whole, draft_step=step - entry, draft_entry=entry)
 
 
-def _layers(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for name, tensor in tensors.items() if name not in (*TABLES, HEAD))
+def _layers(tensors: Mapping[str, Tensor], experts: ExpertsConfig | None = None) -> int:
+    layers = {name: each.nbytes for name, each in tensors.items() if name not in (*TABLES, HEAD)}
+    stacked = sum(size for name, size in layers.items() if tensors[name].ndim == STACKED)
+    unread = 0 if experts is None else stacked - stacked * experts.per_token // experts.num
+    return sum(layers.values()) - unread
 
 
 def _shown(directory: Path) -> str:

@@ -50,13 +50,13 @@ def run_tune(options: TuneOptions) -> None:
             progress.update()
     if options.json:
         rows = [each.as_json() for each in found]
-        by_rule = {"experts_by_rule": experts} if experts else {}
+        by_rule = {} if experts is None else {"experts_by_rule": experts}
         print(json.dumps({"gpu": gpu, "file": str(file), "products": rows} | by_rule))
         return
     known = len(products) - len(wanted)
     rest = f"; {known} were known (--again measures them too)" if known else ""
     print(f"{len(found)} products measured for {gpu}, in {home_relative(file)}{rest}")
-    if experts:
+    if experts is not None:
         print(experts_line(experts))
 
 

@@ -58,7 +58,7 @@ class DecoderModel(nn.Module):
         aux_boundaries: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        self.experts = [kind.experts for kind in config.kinds if kind.experts is not None]
+        self.experts = config.experts
         self.columns = {boundary: i for i, boundary in enumerate(aux_boundaries)}
         D = config.hidden_size
         self.embed_tokens = Embedding(config.vocab_size, D)

@@ -18,13 +18,12 @@ KINDS: dict[str, Kind] = {  # by the module that has the weight
 }
 
 
-def experts_of(target: TargetConfig) -> list[str]:
-    """Describe the experts of each kind of layer; kernels/experts/ cuts them, and their router."""
-    D, found = target.hidden_size, [kind.experts for kind in target.kinds]
-    lines = [
-        f"{each.num} experts of {D}x{each.width}, {each.per_token} a row" for each in found if each
-    ]
-    return list(dict.fromkeys(lines))
+def experts_of(target: TargetConfig) -> str | None:
+    """Describe a target's experts, which kernels/experts/ cuts; None: it has none."""
+    if (experts := target.experts) is None:
+        return None
+    sizes = f"{target.hidden_size}x{experts.width}"
+    return f"{experts.num} experts of {sizes}, {experts.per_token} a row"
 
 
 def products_of(target: TargetConfig, eagle: EagleConfig | None, dtype: str) -> list[Product]:

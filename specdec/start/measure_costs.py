@@ -219,7 +219,7 @@ def _keys(runner: Runner) -> tuple[Timed, Timed, int] | None:
     step = _round(runner, rows, 0 if sizes.is_adaptive else None)
     computed = runner.state.num_computed_tokens
     end = max(most * BLOCK_SIZE - 1 - 2 * sizes.query_len, 0)
-    begin = min(context(sizes), end // 2) if runner.target.model.experts else 0
+    begin = min(context(sizes), end // 2) if runner.target.model.experts is not None else 0
     computed[:count] = begin
     first = Timed(runner, step)
     computed[:count] = end

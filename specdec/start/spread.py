@@ -35,9 +35,9 @@ def doubling(runner: Runner, each: int = 1) -> list[int]:
 
 
 def rows_adding_experts(runner: Runner) -> int:
-    """Bound the rows that hit ever more experts; more rows hit nearly all of them."""
-    counts = (HITTING_ALL * each.num // each.per_token for each in runner.target.model.experts)
-    return max(counts, default=0)
+    """Bound the rows that hit ever more experts; more rows hit nearly all. Without experts 0."""
+    experts = runner.target.model.experts
+    return 0 if experts is None else HITTING_ALL * experts.num // experts.per_token
 
 
 def spread(runner: Runner, step: Step) -> tuple[Step, Callable[[], None] | None]:
@@ -48,7 +48,7 @@ def spread(runner: Runner, step: Step) -> tuple[Step, Callable[[], None] | None]
     reason of its own, and its experts are always the same.
     Returns what has to be called before each run, since a step changes its requests.
     """
-    if not runner.target.model.experts:
+    if runner.target.model.experts is None:
         return step, None
     drawn = np.random.default_rng(SEED)
     vocab_size = runner.state.sampling.vocab_size

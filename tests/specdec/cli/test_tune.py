@@ -119,4 +119,4 @@ def test_experts_and_their_router_are_named_and_not_measured(run, gpu, tmp_path)
         "tiles of the router and of 12 experts of 48x24, 3 a row: by rule, nothing measures them"
     )
     out = run("tune", str(tmp_path / "moe"), "--dtype", "bfloat16", "--json")[1]
-    assert json.loads(out)["experts_by_rule"] == ["12 experts of 48x24, 3 a row"]
+    assert json.loads(out)["experts_by_rule"] == "12 experts of 48x24, 3 a row"

@@ -100,6 +100,13 @@ class TargetConfig:
         return tuple(dict.fromkeys(self.layers))
 
     @property
+    def experts(self) -> ExpertsConfig | None:
+        """The experts that all layers with experts have; None: no layer has any."""
+        found = {kind.experts for kind in self.kinds} - {None}
+        assert len(found) <= 1, f"layers with different experts: {found}"
+        return next(iter(found), None)
+
+    @property
     def hidden_size(self) -> int:
         return self.layers[0].hidden_size
 

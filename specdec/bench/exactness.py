@@ -1,7 +1,8 @@
 """What exactness costs: the shipped round or chunk against the fastest one, exact or not.
 
 The others take products from cuBLAS, whose sums change with the number of rows, rounded to the
-model's dtype as soon as they may be; attention from the yardsticks; or both. All are inside the
+model's dtype as soon as they may be, and those of experts from torch's grouped ones; attention from
+the yardsticks; or both. A router's product stays ours: it has few columns. All are inside the
 same engine, whose other kernels stay what they are: whole captured rounds of requests that all have
 one length of context, and whole eager chunks, nothing composed from parts. Whatever the tokens are
 then, their number is the same. The yardstick is the fastest of those in which something is
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from graphs.context import get_forward_context
 from specdec.bench.bench import MOST_CONTEXT, Bench
+from specdec.bench.expert_yardstick import grouped_experts
 from specdec.bench.pair import EngineSpec, Pair, joined
 from specdec.bench.report import Row
 from specdec.bench.timing import Clock, time_rounds, tokens_needed
@@ -194,6 +196,7 @@ def backend_of(names: Sequence[str], job: Job, device: torch.device) -> Backend:
         if name == "layers":
             products = cublas_linear, cublas_sums, cublas_gate_up
             chosen |= zip(("linear", "split_linear", "gate_up"), products, strict=True)
+            chosen["experts"] = grouped_experts
         elif name == "heads":
             chosen["tile_maxima"] = cublas_tile_maxima
         else:

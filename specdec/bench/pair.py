@@ -194,8 +194,8 @@ def bytes_of(pair: Pair) -> Bytes:
     eagle = pair.eagle
     head = target.get(HEAD, target["embed_tokens.weight"])
     experts = sum(x.nbytes for name, x in target.items() if ".mlp.experts." in name)
-    kinds = (each.experts for each in pair.target.config.kinds)
-    chosen = next((each.per_token / each.num for each in kinds if each is not None), 0.0)
+    config = pair.target.config.experts
+    chosen = 0.0 if config is None else config.per_token / config.num
     found = Bytes(_layers(target) + head.nbytes - experts, experts, chosen)
     if eagle is None:
         return found

@@ -2,7 +2,7 @@
 
 All layers' weights of one shape take turns, so that no cache still holds a weight when it is read
 again. Ours of gate_up_proj includes SwiGLU, cuBLAS's does not. Last come the products of each whole
-model: the sum over its weights.
+model: the sum over its weights, experts excepted.
 """
 
 from collections import defaultdict
@@ -17,6 +17,7 @@ from specdec.bench.bench import Bench
 from specdec.bench.pair import Pair
 from specdec.bench.report import Row
 from specdec.bench.timing import CACHES, per_call_ms
+from specdec.kernels.experts.router import router_logits
 from specdec.kernels.gate_up import gate_up
 from specdec.kernels.linear import linear, split_linear
 
@@ -25,6 +26,8 @@ ROWS = (1, 4, 6, 8, 16, 32, 48, 64, 128, 192, 256, 384, 512)
 
 def products(bench: Bench) -> Iterator[Row]:
     """Time every weight's product at few rows, ours and cuBLAS's, as a share of the bandwidth."""
+    if bench.pair.target.config.experts is not None:
+        bench.skipped.append("products: experts, which the suite experts times")
     totals: dict[tuple[str, int], list[tuple[int, float, float]]] = defaultdict(list)
     for (owner, role), weights in weights_of(bench.pair).items():
         if not bench.has_time(f"products: {owner} {role}"):
@@ -67,7 +70,10 @@ def _products(role: str) -> tuple[Callable[..., object], Callable[..., object]]:
     """Choose ours, as its reader needs it, and cuBLAS's."""
     if role == "lm_head":
         return partial(linear, out_dtype=torch.float32), _in_float32
-    ours: dict[str, Callable[..., object]] = {"gate_up_proj": gate_up, "fc": linear}
+    ours: dict[str, Callable[..., object]] = {
+        **{"gate_up_proj": gate_up, "fc": linear},
+        "gate": router_logits,
+    }
     return ours.get(role, split_linear), F.linear
 
 

@@ -1,19 +1,21 @@
 """`specdec tune`: measure the tiles of a model's products on this GPU, for the user's own table."""
 
 import json
+from typing import NamedTuple
 
 import torch
 
 from specdec.cli.choices import TuneOptions
 from specdec.kernels.tables import user_file
-from specdec.kernels.tile_shapes import TABLE_DTYPES, Product
+from specdec.kernels.tile_shapes import TABLE_DTYPES
 from specdec.kernels.tiles import choose_splits, gpu_name, source_of
-from specdec.models.products import products_of
-from specdec.start.device import home_relative
+from specdec.models.products import experts_of, products_of
+from specdec.start.device import experts_line, home_relative
 from specdec.start.locate import locate
 from specdec.tune.gpu_clock import GpuClock
 from specdec.tune.search import HEAD, Measured, Tuning
 from weights.bars import bar
+from weights.config import EagleConfig, TargetConfig
 from weights.draft.resolve import resolve_eagle
 from weights.files.reader import Reader
 from weights.report import Log
@@ -26,7 +28,8 @@ def run_tune(options: TuneOptions) -> None:
         raise ValueError("tune measures on an NVIDIA GPU, and torch sees none here")
     device = torch.device("cuda", torch.cuda.current_device())
     gpu, file = gpu_name(device), user_file()
-    products = products_of_pair(options.target, options.draft, options.dtype)
+    pair = resolve_pair(options.target, options.draft, options.dtype)
+    products, experts = products_of(*pair), experts_of(pair.target)
     tuning = Tuning(
         clock=GpuClock(device),
         gpu=gpu,
@@ -47,14 +50,25 @@ def run_tune(options: TuneOptions) -> None:
             progress.update()
     if options.json:
         rows = [each.as_json() for each in found]
-        print(json.dumps({"gpu": gpu, "file": str(file), "products": rows}))
+        by_rule = {} if experts is None else {"experts_by_rule": experts}
+        print(json.dumps({"gpu": gpu, "file": str(file), "products": rows} | by_rule))
         return
     known = len(products) - len(wanted)
     rest = f"; {known} were known (--again measures them too)" if known else ""
     print(f"{len(found)} products measured for {gpu}, in {home_relative(file)}{rest}")
+    if experts is not None:
+        print(experts_line(experts))
 
 
-def products_of_pair(target: str, draft: str | None, dtype: str) -> list[Product]:
+class ResolvedPair(NamedTuple):
+    """What the products of a target and its draft follow from."""
+
+    target: TargetConfig
+    eagle: EagleConfig | None
+    dtype: str
+
+
+def resolve_pair(target: str, draft: str | None, dtype: str) -> ResolvedPair:
     """Read configs and headers alone, no weight. dtype auto: as the target is stored."""
     reader = Reader(locate(target, "target"))
     config = resolve_target(reader, Log())
@@ -67,4 +81,4 @@ def products_of_pair(target: str, draft: str | None, dtype: str) -> list[Product
         reader = Reader(locate(draft, "draft"))
         eagle = resolve_eagle(reader, config, None, Log()).config
         reader.problems.raise_if_any()
-    return products_of(config, eagle, name)
+    return ResolvedPair(config, eagle, name)

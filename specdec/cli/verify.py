@@ -8,7 +8,7 @@ must be the text's, so the check also fails on a draft that changes the output.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -21,7 +21,8 @@ from specdec.requests.chat_format import ChatFormat
 from specdec.requests.params import SamplingParams
 from specdec.requests.stats import SpeculationStats
 from specdec.requests.tokenizer import Tokenizer
-from weights.report import wrapped
+from weights.draft.resolve import OTHER_TAPS
+from weights.report import BindingReport, wrapped
 
 NUM_KV_BLOCKS = 256  # enough for many short requests
 # how often draft i is accepted if all before it are
@@ -104,7 +105,12 @@ def run_verify(options: VerifyOptions) -> None:
     note_seed(engine.get("seed"), temperature=0)
     agreement = measure_agreement(llm, check_prompts(llm), options.max_tokens)
     verdict = judge(agreement)
-    print(json.dumps(_as_json(agreement, verdict)) if options.json else _text(agreement, verdict))
+    assert llm.draft_report is not None, "verify without a draft"
+    read = read_as(llm.target_report, llm.draft_report)
+    if options.json:
+        print(json.dumps(_as_json(agreement, verdict) | {"read_as": read}))
+    else:
+        print(_text(agreement, verdict, read))
     if not verdict.works:
         raise SystemExit(1)
 
@@ -181,7 +187,22 @@ def judge(agreement: Agreement) -> Verdict:
     return Verdict(True, f"the draft works: {first:.0%} agreement at position 1")
 
 
-def _text(agreement: Agreement, verdict: Verdict) -> str:
+def read_as(target: BindingReport, draft: BindingReport) -> dict[str, str]:
+    """Say how a target's experts were read, if it has any, and a draft's taps: both ways."""
+    rows = {row.field: row.value for row in target.fields}
+    found = {}
+    if "num_experts" in rows:
+        chosen = "{experts_per_token} of {num_experts} experts a row, each {expert_width} wide"
+        where = "in {layers_with_experts} of {num_layers} layers"
+        weights = "add up to 1" if rows["renormalise"] else "are a softmax over all experts"
+        found["router"] = f"{chosen}, {where}; their weights {weights}".format(**rows)
+    [taps] = (row for row in draft.fields if row.field == "aux_boundaries")
+    value = [str(taps.value)] if taps.value else []
+    notes = [note for note in draft.notes if note.startswith(OTHER_TAPS)]
+    return found | {"taps": "; ".join([", ".join([*value, taps.source]), *notes])}
+
+
+def _text(agreement: Agreement, verdict: Verdict, read: Mapping[str, str]) -> str:
     mean = agreement.acceptance.mean_acceptance_length
     length = "none" if mean is None else f"{mean:.2f}"
     repeated = f"{agreement.num_repeated} of {agreement.num_agreeing[0]} positions"
@@ -202,6 +223,7 @@ def _text(agreement: Agreement, verdict: Verdict) -> str:
         "",
         *SOURCES,
         "",
+        *(f"{what}: {how}" for what, how in read.items()),
         f"acceptance length while the text was written: {length}",
         f"the target repeats its own text at {repeated}",
         f"{'' if verdict.works else 'WARNING: '}{verdict.text}",

@@ -20,7 +20,8 @@ from specdec.kernels import setting
 class Backend:
     """What to call with the parameters of the launchers of these names; None: our own.
 
-    attend: on any device, the others on a GPU
+    attend, experts: on any device, the others on a GPU. experts: of ids and weights of rows to
+        their sum [T, D], not where torch.compile traces
     """
 
     linear: Callable[..., Tensor] | None = None
@@ -28,6 +29,7 @@ class Backend:
     gate_up: Callable[..., Tensor] | None = None
     tile_maxima: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     attend: Callable[[Tensor, Tensor, int, bool], None] | None = None
+    experts: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
 
 
 backend: ContextVar[Backend] = ContextVar("backend", default=Backend())  # noqa: B039  # it is frozen

@@ -58,6 +58,7 @@ class DecoderModel(nn.Module):
         aux_boundaries: Sequence[int] = (),
     ) -> None:
         super().__init__()
+        self.experts = config.experts
         self.columns = {boundary: i for i, boundary in enumerate(aux_boundaries)}
         D = config.hidden_size
         self.embed_tokens = Embedding(config.vocab_size, D)
@@ -112,18 +113,16 @@ class DecoderModel(nn.Module):
     def shortened(self) -> Iterator[None]:
         """Leave layers out of the body's forwards that run the same kernels as others.
 
-        A layer after the first tap stays, one of every kind, and as the last one of the last's.
+        The last one stays, which may finish some rows only. Before it, where all rows are finished,
+        one of every kind stays, and one of every kind that is tapped.
         """
         path = self._path
-        first_tap = min((boundary for boundary in self.columns if boundary > 0), default=0)
-        self._path = path[: max(first_tap, 1) + 1]
-        seen = {layer.kind for layer, _ in self._path}
-        for layer, norm in path[len(self._path) :]:
-            if layer.kind not in seen:
-                seen.add(layer.kind)
-                self._path.append((layer, norm))
-        if self._path[-1][0].kind != path[-1][0].kind:
-            self._path.append(path[-1])
+        *before, last = path
+        kept: dict[tuple[LayerKind, bool], tuple[DecoderLayer, RMSNorm]] = {}
+        for layer, norm in before:
+            is_tapped = layer.index + 1 in self.columns
+            kept.setdefault((layer.kind, is_tapped), (layer, norm))
+        self._path = [*kept.values(), last]
         try:
             yield
         finally:

@@ -1,7 +1,7 @@
 """The matrix products that a target and its draft ask for, each shape once: what tuning measures.
 
 The modules are built from the configs, without memory, and say what weights there are. A test
-compares this with what they call.
+compares this with what they call. No table knows experts and their router: a rule cuts them.
 """
 
 import torch
@@ -16,6 +16,14 @@ KINDS: dict[str, Kind] = {  # by the module that has the weight
     **{"qkv_proj": "split", "o_proj": "split", "gate_up_proj": "gate", "down_proj": "split"},
     **{"fc": "whole", "lm_head": "whole"},
 }
+
+
+def experts_of(target: TargetConfig) -> str | None:
+    """Describe a target's experts, which kernels/experts/ cuts; None: it has none."""
+    if (experts := target.experts) is None:
+        return None
+    sizes = f"{target.hidden_size}x{experts.width}"
+    return f"{experts.num} experts of {sizes}, {experts.per_token} a row"
 
 
 def products_of(target: TargetConfig, eagle: EagleConfig | None, dtype: str) -> list[Product]:

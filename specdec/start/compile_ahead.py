@@ -7,7 +7,6 @@ launched without running. A kernel that is missing is compiled when a request ne
 logged (kernels/compilations.py).
 """
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -17,13 +16,13 @@ import torch
 from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.compilations import compiling_ahead
-from specdec.kernels.tile_shapes import ROW_CLASSES
 from specdec.requests.params import EVERYTHING, GREEDY, SamplingFlags
 from specdec.rounds.step_sizes import RowMasks, Step
 from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart, Round
 from specdec.sizes import IDLE, PLAIN, DraftShape, EngineSizes, TreeShape, chain
+from specdec.start.row_counts import counts_by_class_of_experts, counts_by_kind, lengths_of
 from specdec.step import Acts
 
 DRAWN = SamplingFlags(noise=True, floor=True)
@@ -70,7 +69,7 @@ def forwards(runner: Runner) -> Iterator[Step]:
     """List each kind of row count, in a chunk; each way to cut attention, in chunks and rounds."""
     sizes = runner.sizes
     most = sum(lengths_of(sizes, sizes.max_num_rows))
-    for rows in counts_by_kind(1, most):
+    for rows in (*counts_by_kind(1, most), *counts_by_class_of_experts(most)):
         yield prompts(runner, lengths_of(sizes, rows))
     if sizes.num_speculative_tokens > 0:  # steps that only extend the draft's KV
         # where the number of drafts is fixed, those that a part of a long prompt fills
@@ -243,19 +242,6 @@ def request_counts(runner: Runner, query_len: int) -> Iterable[int]:
     return dict.fromkeys(count for rows in each for count in (*counts_by_kind(rows, most), most))
 
 
-def counts_by_kind(query_len: int, most: int) -> Iterator[int]:
-    """List one row, rows that are a multiple of 16, and others, of each class of row counts.
-
-    most: requests of `query_len` rows
-    """
-    for low, high in itertools.pairwise((0, *ROW_CLASSES)):
-        found: dict[int, int] = {}  # by what the compiler knows of a count
-        for count in range(low // query_len + 1, min(high // query_len, most) + 1):
-            rows = count * query_len
-            found.setdefault(1 if rows == 1 else 16 if rows % 16 == 0 else 0, count)
-        yield from found.values()
-
-
 def chunk(
     runner: Runner,
     length: int,
@@ -283,13 +269,6 @@ def prompts(
     if next_shape is None:
         next_shape = chain(2) if sizes.is_adaptive else sizes.shape_of(len(parts))
     return runner.step_of(Round(next_shape=next_shape, parts=parts), 0, flags)
-
-
-def lengths_of(sizes: EngineSizes, rows: int) -> list[int]:
-    """Cut rows into as few prompts as hold them, as far as the engine's sizes allow."""
-    longest = sizes.max_model_len - 1
-    rows = min(rows, sizes.max_num_seqs * longest)
-    return [min(longest, rows - at) for at in range(0, rows, longest)]
 
 
 def padding_parts(

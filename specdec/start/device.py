@@ -82,10 +82,17 @@ def release_memory() -> None:
     torch.cuda.empty_cache()  # does nothing without a GPU
 
 
-def log_tiles(products: Sequence[Product], device: torch.device) -> None:
-    """Log where tiles come from; a CPU has none."""
+def log_tiles(products: Sequence[Product], experts: str | None, device: torch.device) -> None:
+    """Log where tiles come from; a CPU has none. experts: see `experts_of`."""
     if device.type == "cuda":
         logger.info("%s", sources_line(products, gpu_name(device)))
+        if experts is not None:
+            logger.info("%s", experts_line(experts))
+
+
+def experts_line(experts: str) -> str:
+    """Say that a rule chooses the tiles of experts, which no table knows."""
+    return f"tiles of the router and of {experts}: by rule, nothing measures them"
 
 
 def sources_line(products: Sequence[Product], gpu: str) -> str:

@@ -27,7 +27,7 @@ from specdec.kernels.compilations import (
 from specdec.kernels.tables import user_table
 from specdec.kernels.tiles import dtype_name
 from specdec.models.build import bytes_per_block
-from specdec.models.products import products_of
+from specdec.models.products import experts_of, products_of
 from specdec.requests.intake import Intake
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
@@ -229,7 +229,8 @@ def _runner(
     embedding = target.tensors["embed_tokens.weight"]
     device, dtype = embedding.device, embedding.dtype
     of_draft = None if eagle is None else eagle.config
-    log_tiles(products_of(target.config, of_draft, dtype_name(dtype)), device)
+    products = products_of(target.config, of_draft, dtype_name(dtype))
+    log_tiles(products, experts_of(target.config), device)
     most = largest_sizes(config, drafting, target.config, of_draft)
     if most.max_num_seqs < config.max_num_seqs:
         logger.info("max_num_seqs=%d, the most with draft trees", most.max_num_seqs)

@@ -18,7 +18,9 @@ from specdec.runner import Runner
 from specdec.scheduling.costs import LEAST_PROMPT_ROWS, Measured, StepCosts, TreeCosts
 from specdec.scheduling.work import Round
 from specdec.sizes import BLOCK_SIZE, PLAIN, chain
-from specdec.start.compile_ahead import lengths_of, prompts, tree_round
+from specdec.start.compile_ahead import prompts, tree_round
+from specdec.start.row_counts import lengths_of
+from specdec.start.spread import context, doubling, rows_adding_experts
 from specdec.start.step_times import (
     Timed,
     apart,
@@ -71,6 +73,7 @@ def measure_costs(runner: Runner) -> StepCosts:
         rounds = [Timed(runner, step) for step in _rounds(runner)]
         keys = _keys(runner)
     by_rows = tuple((timed.step.num_verify_rows, timed.one_level_ms) for timed in rounds)
+    by_rows = between(by_rows, range(rows_adding_experts(runner)))
     with_prompts = tuple({timed.step.num_tokens: timed.ms for timed in prompts}.items())
     with_prompts = between(with_prompts, classes, as_rounds(by_rows))
     padded = [n for n in tokens if n > PARALLEL_ROWS]  # there each row costs, padding too
@@ -98,8 +101,10 @@ def measure_round_costs(runner: Runner, steps: StepCosts | None) -> StepCosts:
     began = time.perf_counter()
     assert runner.graphs.target.plain is not None, "no rounds without drafts"
     counts = of_classes(runner.graphs.target.plain.sizes.requests)
+    measured = _with(apart(counts, 4), doubling(runner))
+    counts = _with(counts, range(rows_adding_experts(runner)))
     with compiling_is_expected():
-        plain = [(n, Timed(runner, _round(runner, [-1] * n, 0))) for n in apart(counts, 4)]
+        plain = [(n, Timed(runner, _round(runner, [-1] * n, 0))) for n in measured]
         skipped = _skipped(runner)
         trees = _trees(runner)
         stopped = []
@@ -133,7 +138,7 @@ def _rounds(runner: Runner) -> Iterator[Step]:
         most = {rows: num_requests for num_requests, rows in runner.graphs.shapes}
         with_levels = set()
         for rows in _rows_of_rounds(runner):
-            count = min(most[rows], rows)
+            count = min(next(count for n, count in most.items() if n >= rows), rows)
             levels = 1 if count in with_levels else min(SOME_LEVELS, sizes.num_speculative_tokens)
             with_levels.add(count)
             yield _round(runner, [-1] * count, levels, rows)
@@ -143,11 +148,21 @@ def _rounds(runner: Runner) -> Iterator[Step]:
 
 
 def _rows_of_rounds(runner: Runner) -> list[int]:
-    """List the most captured rows of each class, where they take a time of their own."""
+    """List the most captured rows of each class, where they take a time of their own.
+
+    With experts also fewer: captured or not, rows of padding read no expert.
+    """
     Q = runner.sizes.query_len
     uniform = [n * Q for n in runner.graphs.target.decode.sizes.requests]
     shared = sorted({rows for _, rows in runner.graphs.shapes})
-    return _of_own(of_classes(shared if runner.sizes.is_adaptive else uniform))
+    is_adaptive = runner.sizes.is_adaptive
+    rows = _of_own(of_classes(shared if is_adaptive else uniform))
+    return _with(rows, doubling(runner, 1 if is_adaptive else Q))
+
+
+def _with(sizes: Sequence[int], others: Sequence[int]) -> list[int]:
+    """Add what is less than the last of ascending sizes."""
+    return sorted({*sizes, *(n for n in others if 0 < n < sizes[-1])})
 
 
 def _of_own(rows: Sequence[int]) -> list[int]:
@@ -203,11 +218,13 @@ def _keys(runner: Runner) -> tuple[Timed, Timed, int] | None:
     runner.start_rows(list(enumerate(starts)))
     step = _round(runner, rows, 0 if sizes.is_adaptive else None)
     computed = runner.state.num_computed_tokens
-    computed[:count] = 0
+    end = max(most * BLOCK_SIZE - 1 - 2 * sizes.query_len, 0)
+    begin = min(context(sizes), end // 2) if runner.target.model.experts is not None else 0
+    computed[:count] = begin
     first = Timed(runner, step)
-    computed[:count] = max(most * BLOCK_SIZE - 1 - 2 * sizes.query_len, 0)
+    computed[:count] = end
     later = Timed(runner, step)
-    return first, later, count * most * BLOCK_SIZE
+    return first, later, count * (most * BLOCK_SIZE - begin)
 
 
 def _pair(runner: Runner, prompts: Sequence[Timed]) -> tuple[Timed, Timed, int]:

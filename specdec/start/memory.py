@@ -16,8 +16,9 @@ from graphs.frozen_heap import frozen_heap
 from specdec.requests.params import EVERYTHING, GREEDY
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, IDLE, PLAIN, EngineSizes
-from specdec.start.compile_ahead import lengths_of, padding_parts
+from specdec.start.compile_ahead import padding_parts
 from specdec.start.device import release_memory
+from specdec.start.row_counts import lengths_of
 from specdec.start.sizing import GIB
 
 Build = Callable[[EngineSizes], Runner]

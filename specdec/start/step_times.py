@@ -15,6 +15,7 @@ from specdec.kernels.tile_shapes import row_class
 from specdec.rounds.step_sizes import Step
 from specdec.runner import Runner
 from specdec.scheduling.costs import Measured, ms_at
+from specdec.start.spread import spread
 from specdec.step import Acts
 
 FEW_ROWS = 64  # a step of more takes long enough that one run tells
@@ -23,11 +24,12 @@ FEW_ROWS = 64  # a step of more takes long enough that one run tells
 class Timed:
     """A step, run twice if it is short. Reading a time waits for the runs.
 
-    The fastest counts: outliers are only ever slow, and so is the first run of a graph.
+    The fastest counts: outliers are only ever slow, and so is the first run of a graph. If the
+    target has experts, the rows of a step of padding differ: see spread.py.
     """
 
     def __init__(self, runner: Runner, step: Step) -> None:
-        self.step = step
+        self.step, self._prepare = spread(runner, step)
         self.varies = runner.sizes.is_adaptive  # the number of levels, from step to step
         self._acts = _MarkingActs(**vars(runner.acts))
         self._acts.varies = self.varies
@@ -37,6 +39,8 @@ class Timed:
             self.run()
 
     def run(self) -> None:
+        if self._prepare is not None:
+            self._prepare()
         start = mark()
         self._acts.levels = None
         with torch.inference_mode():
@@ -97,7 +101,8 @@ def milliseconds(start: Any, end: Any) -> float:
 
 
 def compute_and_launch_ms(runner: Runner, step: Step) -> tuple[float, float]:
-    """Time a step right after another: milliseconds on the device, and until all is launched."""
+    """Time prompts right after another: milliseconds on the device, and until all is launched."""
+    step, _ = spread(runner, step)
     with torch.inference_mode():
         runner.acts.run(step)
         start = mark()
@@ -142,6 +147,6 @@ def between(
 
 def as_rounds(rounds: Measured) -> Callable[[int], float]:
     """Price rows as rounds that share their tiles; more rows than any round has, as the largest."""
-    by_class = tuple((row_class(n), ms) for n, ms in rounds)
+    by_class = tuple({row_class(n): ms for n, ms in rounds}.items())
     largest, _ = by_class[-1]
     return lambda rows: ms_at(by_class, min(rows, largest))

@@ -21,6 +21,7 @@ from weights.report import Log
 from weights.shapes import check_dtypes, file_names
 
 LAYER = re.compile(r"layers\.([0-9]{1,9})\.")
+OTHER_TAPS = "taps read as"  # begins the note of what ids would mean otherwise
 TAP_KEYS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
 TAPPED_LAYERS = Range(0, 2**31 - 1)  # -1, the output before the first layer, is none
 
@@ -204,6 +205,12 @@ def _resolve_taps(sources: Sources, num_taps: int | None) -> tuple[int, ...]:
         boundaries, source = sources.aux_layers, "argument aux_layers (boundaries)"
     elif key and ids:
         boundaries, source = _from_ids(ids, sources.layout, L, fields.source(key))
+        is_moved = boundaries != ids
+        other = ids if is_moved else tuple(i + 1 for i in ids)
+        if L is None or max(other) <= L:
+            meant = "boundaries" if is_moved else "outputs of layers"
+            line = f"{OTHER_TAPS} {meant} would be the boundaries {list(other)}"
+            sources.log.note(f"{line}: if drafts agree too seldom, give these as aux_layers")
     elif L is None:
         default = "default, depends on the target's L layers"
         sources.log.add("aux_boundaries", "(2, L//2, L-3)", default)

@@ -2,8 +2,12 @@
 
 import pytest
 
-from specdec.cli.verify import Agreement, count_equal, judge
+from specdec.cli.verify import Agreement, count_equal, judge, read_as
 from specdec.requests.stats import SpeculationStats
+from tests.weights.formats import FORMATS
+from tests.weights.published import save
+from tests.weights.tiny import draft_tensors, eagle1_config, eagle3_config, tiny_target
+from weights import load_eagle, load_target
 
 
 def agreement(*num_agreeing: int, num_repeated: int | None = None) -> Agreement:
@@ -45,3 +49,34 @@ def test_rates_are_conditional_and_none_over_nothing():
 )
 def test_count_equal_stops_at_the_first_difference(drafts, count):
     assert count_equal(drafts, [1, 2, 3]) == count
+
+
+@pytest.fixture
+def draft_report(tmp_path):
+    """draft_report(format, config): what was read of a draft in this format."""
+    target = tiny_target()
+
+    def load(format, config_of):
+        config = config_of(target)
+        FORMATS[format].write(tmp_path / format, config, draft_tensors(config), target)
+        return load_eagle(tmp_path / format, target, progress=False).report
+
+    return load
+
+
+def test_experts_and_both_readings_of_taps_are_named(tmp_path, draft_report):
+    save("qwen3_moe, every second", tmp_path / "moe")
+    target = load_target(tmp_path / "moe", progress=False).report
+    read = read_as(target, draft_report("specforge", eagle3_config))
+    assert read["router"] == (
+        "3 of 12 experts a row, each 24 wide, in 3 of 6 layers; "
+        "their weights are a softmax over all experts"
+    )
+    assert read["taps"].startswith("(2, 4, 5), config.json: eagle_config.eagle_aux")
+    assert "would be the boundaries [1, 3, 4]" in read["taps"]
+
+
+def test_a_dense_target_and_the_last_hidden_state_take_a_line(draft_report):
+    assert read_as(tiny_target().report, draft_report("eagle-1", eagle1_config)) == {
+        "taps": "EAGLE-1: the target's hidden after its final norm"
+    }

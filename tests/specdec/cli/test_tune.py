@@ -7,11 +7,17 @@ import pytest
 import torch
 
 import specdec.cli.tune as command
-from specdec.cli.tune import products_of_pair
+from specdec.cli.tune import resolve_pair
 from specdec.kernels import tiles
 from specdec.kernels.tables import Entry, read_table, user_table
 from specdec.kernels.tile_shapes import ROW_CLASSES, Product, Shape
+from specdec.models.products import products_of
 from specdec.tune.search import Job
+from tests.weights.published import save
+
+
+def pair_products(*pair):
+    return products_of(*resolve_pair(*pair))
 
 
 class FakeClock:
@@ -48,7 +54,7 @@ def test_a_cpu_is_refused_in_one_line(run):
 
 def test_every_product_of_the_pair_is_measured_once(run, gpu):
     code, out, err = run("tune", "demo", "--draft", "demo", "--dtype", "bfloat16")
-    products = products_of_pair("demo", "demo", "bfloat16")
+    products = pair_products("demo", "demo", "bfloat16")
 
     assert (code, err) == (0, "")
     entries = read_table(gpu)["GPU"]
@@ -66,7 +72,7 @@ def test_every_product_of_the_pair_is_measured_once(run, gpu):
 
 
 def test_what_is_shipped_is_measured_only_on_demand(run, gpu, monkeypatch):
-    first, *others = products_of_pair("demo", None, "bfloat16")
+    first, *others = pair_products("demo", None, "bfloat16")
     rows = dict.fromkeys(ROW_CLASSES, Shape(64, 16, 64, 3, 4))
     shipped = {"GPU": {first: Entry(2, rows)}}
     monkeypatch.setattr(tiles, "shipped_table", lambda: shipped)
@@ -98,5 +104,19 @@ def test_other_dtypes_are_refused(run, gpu):
 
 
 def test_the_products_of_an_eagle1_pair_have_its_fc():
-    found = products_of_pair("demo", "demo/eagle1", "float16")
+    found = pair_products("demo", "demo/eagle1", "float16")
     assert Product("whole", 256, 512, "float16") in found
+
+
+def test_experts_and_their_router_are_named_and_not_measured(run, gpu, tmp_path):
+    save("qwen3_moe, a dense layer", tmp_path / "moe")
+    code, out, _ = run("tune", str(tmp_path / "moe"), "--dtype", "bfloat16")
+    assert code == 0
+    *_, measured, by_rule = out.splitlines()
+    # qkv_proj, o_proj, both products of the dense layer's MLP, and the head
+    assert measured.startswith("5 products measured")
+    assert by_rule == (
+        "tiles of the router and of 12 experts of 48x24, 3 a row: by rule, nothing measures them"
+    )
+    out = run("tune", str(tmp_path / "moe"), "--dtype", "bfloat16", "--json")[1]
+    assert json.loads(out)["experts_by_rule"] == "12 experts of 48x24, 3 a row"

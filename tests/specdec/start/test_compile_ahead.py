@@ -8,6 +8,7 @@ import pytest
 from specdec import LLM
 from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.launch_plan import HeadShape
+from specdec.kernels.experts.tiles import class_of
 from specdec.kernels.tile_shapes import row_class
 from specdec.passes.captured import shared_shapes
 from specdec.requests.params import GREEDY
@@ -94,7 +95,9 @@ def test_each_kind_of_forward_is_compiled_ahead(chunks, max_model_len, budget, m
     assert max(map(len, found)) <= max_num_seqs
     most = min(budget + max_num_seqs * (K + 1), max_num_seqs * (max_model_len - 1))
     every = {kind(rows) for rows in range(1, most + 1)}
-    assert {kind(sum(part.length for part in parts)) for parts in found} == every
+    rows = [sum(part.length for part in parts) for parts in found]
+    assert {*map(kind, rows)} == every
+    assert {*map(class_of, rows)} == {class_of(n) for n in range(1, most + 1)}
 
 
 @pytest.mark.parametrize("max_model_len, longest", [(4096, 1025), (512, 511)])

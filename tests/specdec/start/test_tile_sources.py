@@ -39,5 +39,17 @@ def test_tuning_is_named_only_where_it_helps():
 
 def test_a_cpu_has_no_tiles(caplog):
     with caplog.at_level(logging.INFO, "specdec"):
-        log_tiles(PRODUCTS, torch.device("cpu"))
+        log_tiles(PRODUCTS, "8 experts", torch.device("cpu"))
     assert caplog.messages == []
+
+
+def test_experts_are_named_on_a_line_of_their_own(caplog, monkeypatch):
+    monkeypatch.setattr(device, "gpu_name", lambda device: "H")
+    with caplog.at_level(logging.INFO, "specdec"):
+        log_tiles(PRODUCTS, "8 experts of 64x32, 2 a row", torch.device("cuda"))
+        log_tiles(PRODUCTS, None, torch.device("cuda"))
+    assert [line.partition(":")[0] for line in caplog.messages] == [
+        "tiles of 4 products",
+        "tiles of the router and of 8 experts of 64x32, 2 a row",
+        "tiles of 4 products",
+    ]

@@ -342,6 +342,19 @@ def test_the_report_names_the_id_convention(tmp_path):
     assert outputs.config.aux_boundaries == boundaries.config.aux_boundaries == (2, 4, 5)
     assert "[1, 3, 4] (outputs of layers, as specforge has them, +1)" in str(outputs.report)
     assert "(boundaries, as speculators-eagle3 has them)" in str(boundaries.report)
+    advice = "if drafts agree too seldom, give these as aux_layers"
+    assert outputs.report.notes[:1] == (
+        f"taps read as boundaries would be the boundaries [1, 3, 4]: {advice}",
+    )
+    assert boundaries.report.notes == (
+        f"taps read as outputs of layers would be the boundaries [3, 5, 6]: {advice}",
+    )
+
+
+def test_ids_that_can_be_read_in_one_way_have_no_other(head):
+    head.keys["eagle_aux_hidden_state_layer_ids"] = [2, 5, TARGET.config.num_layers]
+    assert head.load().report.notes == ()
+    assert head.load(aux_layers=(2, 4, 5)).report.notes == ()
 
 
 def test_the_two_meanings_of_norm_output(tmp_path):

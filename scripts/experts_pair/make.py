@@ -4,8 +4,8 @@
     python -m scripts.experts_pair.make OUT --device cpu --corpus-seconds 5 --seconds 60
     python -m scripts.experts_pair.make OUT --target OUT/target  # another head for this target
 
-Writes OUT/target as soon as it is trained, then OUT/eagle3. A corpus
-that takes longer than it may is cut short.
+Writes OUT/target as soon as it is trained, then OUT/eagle3. A corpus that takes longer than it may
+is cut short.
 """
 
 import argparse
@@ -47,6 +47,7 @@ def main() -> None:
     # before the device is used: it does not outlive a fork
     corpus = make_corpus(given.corpus_seconds) if given.corpus is None else np.load(given.corpus)
     torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each number of keys
     rows = Rows(corpus, given.device)
     if given.target is None:
         target = train_target(rows, TARGET * left(), given.device)

@@ -40,9 +40,9 @@ class LLM:
 
     Several threads may call one LLM: they take turns, and each step serves the requests of all.
     `with LLM(...) as llm` calls shutdown() at the end.
-    model: a local directory, a hub id, or "demo", the bundled pair. The other arguments are those
-    of EngineConfig. ValueError for unknown or invalid arguments; weights.CheckpointError for
-    invalid files.
+    model: a local directory, a hub id, or a bundled pair, "demo" or "demo-experts". The
+    other arguments are those of EngineConfig. ValueError for unknown or invalid arguments;
+    weights.CheckpointError for invalid files.
     """
 
     @with_signature

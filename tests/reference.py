@@ -1,9 +1,9 @@
 """Plain greedy decoding of a Llama-family target in float32: what exactness tests compare with.
 
 The formulas of Llama (arXiv 2302.13971) with what Mistral, Qwen2 and Qwen3 add: biases, per-head
-norms, head_dim, a tied head, scaled rope; read from config.json and from which tensors there are.
-Imports nothing of ours. A layer has the field names of weights/config.py, so that
-tests/naive_eagle.py can use these formulas with a config of either origin.
+norms, head_dim, a tied head, scaled rope, Qwen3-MoE's experts; read from config.json and from which
+tensors there are. Imports nothing of ours. A layer has the field names of weights/config.py, for
+tests/naive_eagle.py to use these formulas with a config of either origin.
 
 T rows, S keys, D hidden, H query heads, G kv heads, C channels per head, V vocabulary, L layers.
 """
@@ -102,10 +102,23 @@ def attention(
 
 
 def mlp(layer: Any, weights: Weights, name: str, x_TD: Tensor) -> Tensor:
+    if f"{name}.gate.weight" in weights:
+        return experts(layer, weights, name, x_TD)
     gate, up = (
         linear(weights, f"{name}.{role}_proj", x_TD, layer.mlp_bias) for role in ("gate", "up")
     )
     return linear(weights, f"{name}.down_proj", F.silu(gate) * up, layer.mlp_bias)
+
+
+def experts(layer: Any, weights: Weights, name: str, x_TD: Tensor) -> Tensor:
+    """Add up the MLPs that a row's router likes best, by its probabilities (Qwen3-MoE)."""
+    probs_TE = linear(weights, f"{name}.gate", x_TD).softmax(-1)
+    best_TE, ids_TE = probs_TE.topk(layer.num_experts_per_tok)
+    if layer.norm_topk_prob:
+        best_TE = best_TE / best_TE.sum(-1, keepdim=True)
+    weights_TE = torch.zeros_like(probs_TE).scatter(-1, ids_TE, best_TE)
+    each = (mlp(layer, weights, f"{name}.experts.{e}", x_TD) for e in range(weights_TE.shape[1]))
+    return sum(w_T[:, None] * y_TD for w_T, y_TD in zip(weights_TE.T, each, strict=True))
 
 
 def linear(weights: Weights, name: str, x: Tensor, has_bias: bool = False) -> Tensor:
@@ -185,6 +198,8 @@ def read_layer(config: dict[str, Any], weights: Weights) -> SimpleNamespace:
         o_bias="layers.0.self_attn.o_proj.bias" in weights,
         mlp_bias="layers.0.mlp.gate_proj.bias" in weights,
         qk_norm="layers.0.self_attn.q_norm.weight" in weights,
+        num_experts_per_tok=config.get("num_experts_per_tok"),
+        norm_topk_prob=config.get("norm_topk_prob", False),
     )
 
 

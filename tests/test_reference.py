@@ -12,6 +12,7 @@ from tests.reference import Reference
 DEMO = Path(__file__).parent.parent / "weights" / "demo"
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 16}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
 TARGETS = {
     "llama": {"attention_bias": True, "mlp_bias": True},
     "llama-tied": {"tie_word_embeddings": True},
@@ -26,6 +27,8 @@ TARGETS = {
     "qwen2": {},
     "qwen2-yarn": {"rope_parameters": YARN},
     "qwen3": {"head_dim": 24},
+    "qwen3_moe": {**EXPERTS, "norm_topk_prob": True},
+    "qwen3_moe-unnormed": {**EXPERTS, "norm_topk_prob": False},
     "qwen3-yarn": {"rope_parameters": {**YARN, "beta_fast": 4.0, "truncate": False}},
 }
 
@@ -59,7 +62,7 @@ def test_logits_hidden_and_boundaries_equal_transformers(name, tmp_path):
     torch.testing.assert_close(outputs.boundaries[:-1], raw, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name in TARGETS if "-" in name and "tied" not in name])
+@pytest.mark.parametrize("name", [name for name in TARGETS if "rope_parameters" in TARGETS[name]])
 def test_a_rope_kind_that_is_lost_is_seen(name, tmp_path):
     model = random_target(name.split("-")[0], **TARGETS[name])
     model.save_pretrained(tmp_path)

@@ -55,7 +55,7 @@ class BenchChoices:
     """
 
     target: str = field(default="demo", metadata=TARGET)
-    draft: str | None = option(None, "EAGLE draft", unset='"demo" for "demo", else none')
+    draft: str | None = option(None, "EAGLE draft", unset="that of a bundled target, else none")
     suite: str = option("protocol", SUITES)
     measured: BenchOptions
     prompts: Path | None = field(
@@ -73,8 +73,8 @@ class BenchChoices:
 
     @property
     def eagle(self) -> str | None:
-        """Name the draft: of the bundled pair its own, unless another is given."""
-        return self.draft or ("demo" if self.target == "demo" else None)
+        """Name the draft: of a bundled pair its own, unless another is given."""
+        return self.draft or (self.target if self.target in ("demo", "demo-experts") else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

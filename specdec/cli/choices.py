@@ -19,7 +19,7 @@ from specdec.speculative_config import MOST_DRAFTS, SpeculativeConfig
 Speculation = Annotated[SpeculativeConfig | None, SpeculativeConfig]
 Engine = Annotated[EngineOptions, EngineConfig]
 Server = Annotated[dict[str, object], ServerOptions]
-TARGET = about('directory, hub id, or "demo", the bundled pair', argument="TARGET")
+TARGET = about('directory, hub id, or a bundled pair: "demo" or "demo-experts"', argument="TARGET")
 DRAFT = about('EAGLE draft: directory, hub id or "demo"', argument="DRAFT")
 JSON = "one JSON object on stdout and nothing else"
 DEVICE = "auto, cpu, cuda or cuda:N"

@@ -1,4 +1,4 @@
-"""From a name to a directory on this machine: a path, "demo", or a hub id by the hub's cache."""
+"""From a name to a directory here: a path, a bundled pair, or a hub id by the hub's cache."""
 
 import logging
 import os
@@ -15,13 +15,19 @@ logger = logging.getLogger("specdec")
 
 _TEXTS = ["*.json", "*.model", "*.jinja", "*.txt"]
 _WHOLE = [*_TEXTS, "*.safetensors"]
-_TARGETS = {"demo": "target", "demo/target": "target"}
-_DRAFTS = {"demo": "eagle3", "demo/eagle3": "eagle3", "demo/eagle1": "eagle1"}
+_TARGETS = {
+    **{"demo": "target", "demo/target": "target"},
+    **{"demo-experts": "experts/target", "demo-experts/target": "experts/target"},
+}
+_DRAFTS = {
+    **{"demo": "eagle3", "demo/eagle3": "eagle3", "demo/eagle1": "eagle1"},
+    **{"demo-experts": "experts/eagle3", "demo-experts/eagle3": "experts/eagle3"},
+}
 DEMO_PARTS = {
     "target": _TARGETS,
     "tokenizer": _TARGETS,
     "draft": _DRAFTS,
-    "checkpoint": {**_TARGETS, **_DRAFTS, **_TARGETS},  # demo alone is the target
+    "checkpoint": {**_TARGETS, **_DRAFTS, **_TARGETS},  # a pair's name alone is the target
 }
 
 
@@ -66,7 +72,7 @@ def hub_of(config: EngineConfig) -> Hub:
 
 
 def local_directory(name: str | Path, role: str) -> Path | None:
-    """Return the directory of a path or of the bundled pair, None for what may be a hub id.
+    """Return the directory of a path or of a bundled pair, None for what may be a hub id.
 
     ValueError for anything else.
     """
@@ -78,8 +84,10 @@ def local_directory(name: str | Path, role: str) -> Path | None:
     if os.path.isdir(path):
         return path
     what = f"{role} {name}"
-    if str(name).startswith("demo/"):
-        allowed = ", ".join(DEMO_PARTS[role])
+    pair, slash, _ = str(name).partition("/")
+    if slash and pair in DEMO_PARTS[role]:
+        parts = (part for part in DEMO_PARTS[role] if part.partition("/")[0] == pair)
+        allowed = ", ".join(parts)
         raise ValueError(f"{what}: the bundled pair has no such {role} (allowed: {allowed})")
     if os.path.lexists(path):
         needed = "give the directory that holds config.json and *.safetensors"

@@ -52,6 +52,24 @@ def test_the_eagle1_draft_borrows_embedding_and_a_tied_head(target):
     assert draft.tensors["fc.bias"].dtype == torch.bfloat16
 
 
+def test_the_pair_with_experts():
+    target = load_target(demo_directory("experts/target"), progress=False)
+    config = target.config
+    assert (config.model_type, config.num_layers, config.has_tied_head) == ("qwen3_moe", 8, True)
+    for kind in config.layers:
+        experts = kind.experts
+        assert (experts.num, experts.per_token, experts.renormalise) == (16, 4, True)
+    draft = load_eagle(demo_directory("experts/eagle3"), target, progress=False).config
+    assert (draft.format, draft.entry, draft.aux_boundaries) == ("eagle-3", "qkv", (2, 4, 5))
+    assert (draft.draft_vocab_size, draft.has_own_head, draft.has_own_embedding) == (
+        1024,
+        True,
+        False,
+    )
+    files = (demo_directory("experts/target").parent).rglob("*.safetensors")
+    assert sum(file.stat().st_size for file in files) < 8_000_000
+
+
 def test_the_prompts():
     prompts = demo_prompts()
     assert len(prompts["prompts"]) == 48
@@ -59,5 +77,5 @@ def test_the_prompts():
 
 
 def test_a_part_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="demo part 'eagle9': one of target, eagle3, eagle1"):
+    with pytest.raises(ValueError, match="demo part 'eagle9': one of target, eagle3, eagle1, "):
         demo_directory("eagle9")

@@ -12,10 +12,12 @@ from graphs.modes import CUDAGraphMode
 from graphs.tape.backend import TapeBackend
 from specdec import SamplingParams
 from specdec.config import GraphConfig
+from specdec.kernels.experts.tiles import class_of
 from specdec.models import experts
 from specdec.models.attention import cache_slots
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes, TreeShape
+from specdec.start.compile_ahead import forwards
 from specdec.start.load import assemble
 from tests.specdec.models.written import SilentTokenizer
 from tests.specdec.tiny_pair import random_draft
@@ -98,7 +100,7 @@ def texts(target):
         modes = {mode for each in counters for mode, count in each.dispatches.items() if count}
         assert len(modes - {CUDAGraphMode.NONE}) == (0 if way.graphs is None else 2)
         found = dict(zip(way.order, (request.token_ids for request in requests), strict=True))
-        return [found[i] for i in range(len(PROMPTS))]
+        return [found[i] for i in sorted(found)]
 
     return write
 
@@ -138,3 +140,35 @@ def test_rows_of_padding_choose_nobody_and_add_nothing(texts, alone, name, monke
     assert texts(WAYS[name]) == alone
     assert num_padding > 0
     assert num_wrong == 0
+
+
+def test_serving_asks_of_experts_what_was_asked_ahead(target, texts, monkeypatch):
+    """Classes of rows, and routers that know all rows of a pass or some of them."""
+    found = set()
+    real_mlp, real_choose = experts.experts_mlp, experts.choose_experts
+    monkeypatch.setattr(
+        experts,
+        "experts_mlp",
+        lambda x, *rest: (found.add(class_of(len(x))), real_mlp(x, *rest))[1],
+    )
+    monkeypatch.setattr(
+        experts,
+        "choose_experts",
+        lambda *args: (found.add(("router", args[3] is None)), real_choose(*args))[1],
+    )
+    texts(Way(chunk=300, order=[1, 3, 1, 3]))
+    serving = found.copy()
+    found.clear()
+    sizes = EngineSizes(
+        max_model_len=192,
+        max_num_seqs=4,
+        max_num_batched_tokens=300,
+        num_kv_blocks=4,
+        num_speculative_tokens=0,
+    )
+    runner = Runner(target, None, sizes, CPU)
+    with torch.inference_mode(), runner.target.model.shortened():
+        for step in forwards(runner):
+            runner.acts.run(step)
+    assert serving <= found, serving - found
+    assert {("router", True), ("router", False)} <= serving

@@ -71,7 +71,7 @@ def _launch(
     flags["IS_KEPT"] = shape.block_m < COMPUTING_ROWS
     block_m, tail = row_pieces(shape.block_m)
     blocks = {"BLOCK_M": block_m, "TAIL": tail, "BLOCK_E": next_power_of_2(E + 1)}
-    blocks |= {"BLOCK_P": next_power_of_2(shape.block_m * k)}  # few rows are no more
+    blocks |= {"BLOCK_P": next_power_of_2(shape.block_m * k), "BLOCK_S": next_power_of_2(k)}
     options = {"num_stages": shape.num_stages, "num_warps": shape.num_warps}
     _expert_kernel[(num_tiles * -(-N // shape.block_n),)](
         *(out, x_XK, w_desc, pair_P, pair_P if tiles_M3 is None else tiles_M3),
@@ -102,6 +102,7 @@ def _expert_kernel(
     TAIL: tl.constexpr,  # more rows of a sorted tile, after BLOCK_M
     BLOCK_E: tl.constexpr,
     BLOCK_P: tl.constexpr,
+    BLOCK_S: tl.constexpr,
     PDL: tl.constexpr,
     needed_ptr=None,  # [1]; see needed.py
 ):
@@ -117,12 +118,13 @@ def _expert_kernel(
     else:
         n_tile = tl.program_id(0) % n_tiles
         j = tl.program_id(0) // n_tiles
+        ids = _ids_of_rows(pair_ptr, T, SLOTS, BLOCK_M, BLOCK_S)
         if T == 1:  # its experts differ
             expert = tl.load(pair_ptr + j, cache_modifier=".cg")
             expert = tl.where(expert < E, expert, -1)
         else:
             expert = _nth_expert(pair_ptr, T * SLOTS, j, E, BLOCK_E, BLOCK_P)
-        pair = _pairs_of_rows(pair_ptr, T, expert, SLOTS, BLOCK_M)
+        pair = _pairs_of_rows(ids, expert, SLOTS)
     if not IS_GATED:  # ids, and what group.py made of them, were there before the product of gates
         wait_for_inputs(PDL)
     if needed_ptr is not None:  # noqa: SIM102  # what is compiled
@@ -232,12 +234,17 @@ def _nth_expert(ids_ptr, P, j, E, BLOCK_E: tl.constexpr, BLOCK_P: tl.constexpr):
 
 
 @jit
-def _pairs_of_rows(ids_ptr, T, expert, SLOTS: tl.constexpr, COUNT: tl.constexpr):
+def _ids_of_rows(ids_ptr, T, SLOTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr):
+    """Load the ids of rows; beyond the last row and slot they are -2."""
+    t = tl.arange(0, BLOCK_M)[:, None]
+    s = tl.arange(0, BLOCK_S)[None, :]
+    inside = (t < T) & (s < SLOTS)
+    return tl.load(ids_ptr + t * SLOTS + s, mask=inside, other=-2, cache_modifier=".cg")
+
+
+@jit
+def _pairs_of_rows(ids, expert, SLOTS: tl.constexpr):
     """Return the pair of each row that has this expert, which is in one slot; else -1."""
-    t = tl.arange(0, COUNT)
-    pair = tl.full([COUNT], -1, tl.int32)
-    for s in tl.static_range(SLOTS):
-        at = t * SLOTS + s
-        ids = tl.load(ids_ptr + at, mask=t < T, other=-1, cache_modifier=".cg")
-        pair = tl.where((ids == expert) & (t < T), at, pair)
-    return pair
+    t = tl.arange(0, ids.shape[0])[:, None]
+    s = tl.arange(0, ids.shape[1])[None, :]
+    return tl.max(tl.where(ids == expert, t * SLOTS + s, -1), axis=1)

@@ -29,8 +29,9 @@ RESERVED = 1536  # bytes of a program beside its ring
 MOST_SUMS = 160  # registers of a thread
 # block_n, block_k, num_stages, num_warps; the likeliest first
 WAITING = (
-    *((64, 128, 4, 4), (64, 128, 3, 4), (64, 64, 6, 4), (64, 64, 4, 4)),
-    *((128, 128, 3, 4), (128, 64, 4, 4), (128, 64, 3, 4), (64, 64, 3, 4)),
+    *((64, 128, 4, 4), (128, 64, 4, 4), (64, 128, 3, 4)),
+    *((64, 64, 6, 4), (64, 64, 5, 4), (64, 64, 4, 4)),
+    *((128, 64, 3, 4), (128, 128, 3, 4), (64, 64, 3, 4)),
 )
 COMPUTING = (
     *((128, 64, 4, 8), (128, 64, 3, 8), (64, 64, 4, 8)),
@@ -92,17 +93,18 @@ def rows_of_tile(rows: int, num_chosen: int, num_experts: int) -> int:
 
 
 def candidates(part: Part, block_m: int, K: int) -> list[Shape]:
-    """List what may be fastest, the likeliest first."""
+    """List what may be fastest, the likeliest first: of which enough share a multiprocessor."""
     of_w = 2 if part == "gate_up" else 1
     is_computing = block_m >= COMPUTING_ROWS
-    beside = (1 if is_computing else 2) + (K <= SHORT_K)  # programs that share shared memory
-    found = []
+    beside = (1 if is_computing else 2) + (K <= SHORT_K)
+    found: dict[bool, list[Shape]] = {True: [], False: []}
     for block_n, block_k, num_stages, num_warps in COMPUTING if is_computing else WAITING:
         size = (of_w * block_n + block_m) * block_k * 2 * num_stages + RESERVED
         sums = of_w * block_n * block_m // (32 * num_warps)
-        if size * beside <= SHARED_MEMORY and sums <= MOST_SUMS:
-            found.append(Shape(block_n, block_m, block_k, num_stages, num_warps))
-    return found
+        if size <= SHARED_MEMORY and sums <= MOST_SUMS:
+            shape = Shape(block_n, block_m, block_k, num_stages, num_warps)
+            found[size * beside <= SHARED_MEMORY].append(shape)
+    return found[True] + found[False]
 
 
 def ahead_tiles(rows: int) -> ExpertTiles:

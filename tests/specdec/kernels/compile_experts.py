@@ -68,7 +68,7 @@ def compile_product(part, is_sorted, shape) -> None:
     flags["IS_KEPT"] = shape.block_m < COMPUTING_ROWS
     block_m, tail = row_pieces(shape.block_m)
     sizes = {"SLOTS": K, "BLOCK_M": block_m, "TAIL": tail, "BLOCK_E": 2 * E, "BLOCK_P": K * block_m}
-    constants = flags | sizes | {"needed_ptr": None}
+    constants = flags | sizes | {"BLOCK_S": K, "needed_ptr": None}
     show(products._expert_kernel, types, constants, shape.num_warps, shape.num_stages)
 
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.experts import products
 from specdec.kernels.experts.products import launch_expert_parts
 from specdec.kernels.experts.route import route
@@ -47,6 +48,15 @@ def both_ways(x, ids, weights):
     return (tiles,) if tiles.is_sorted else (tiles, tiles._replace(is_sorted=True))
 
 
+def assert_equal_bits(every, args, expected):
+    """Compile for all tiles at once, then compare."""
+    with compiling_ahead(torch.device("cuda"), progress=False):
+        for tiles in every:
+            launch_expert_parts(*args, tiles)
+    for tiles in every:
+        assert equal(launch_expert_parts(*args, tiles), expected), (len(args[0]), tiles)
+
+
 @pytest.fixture
 def poisoned(monkeypatch):
     """Memory that kernels ask for holds NaN."""
@@ -82,8 +92,9 @@ def test_parts_have_the_bits_of_products(exact_device, E, k, T):
 
 @pytest.mark.parametrize("how", ["one", "padded", "nobody"])
 @pytest.mark.parametrize("T", [20, 70])
-def test_nobodys_rows_are_neither_read_nor_written(exact_device, poisoned, T, how):
+def test_nobodys_rows_are_neither_read_nor_written(exact_device, poisoned, T, how, monkeypatch):
     """All rows to the same experts; padding, whose rows hold NaN; and nothing but padding."""
+    monkeypatch.setattr("specdec.kernels.experts.group.use_triton", lambda _: True)
     E, k, D, I = 12, 3, 72, 40
     weights = experts(E, D, I, exact_device)
     x, ids = torch.randn(T, D, device=exact_device), choices(T, E, k, exact_device, how)
@@ -155,6 +166,13 @@ def test_tiles_keep_the_bits_and_fit(rows, E, k, D, I):
     assert tiles.is_sorted or block_m >= rows
 
 
+def test_all_heights_have_tiles_of_both_products():
+    for block_m in ROWS:
+        for K in (256, 1024, 1025, 14336):
+            assert candidates("gate_up", block_m, K)
+            assert candidates("down", block_m, K)
+
+
 def test_an_experts_rows_mostly_fit_a_tile():
     """If they are drawn; of very many no tile has room."""
     for T, block_m in ((65, 16), (256, 32), (1024, 96), (2048, 160), (8192, 128)):
@@ -220,9 +238,7 @@ def test_parts_of_published_sizes_have_the_bits_of_products(sizes, how):
     expected = by_products(every, all_ids, *weights)
     for T in GPU_ROWS:
         x, ids = every[:T], all_ids[:T]
-        for tiles in both_ways(x, ids, weights):
-            found = launch_expert_parts(x, ids, *weights, tiles)
-            assert equal(found, expected[:, :T]), (T, tiles)
+        assert_equal_bits(both_ways(x, ids, weights), (x, ids, *weights), expected[:, :T])
 
 
 @pytest.mark.gpu
@@ -233,13 +249,14 @@ def test_all_tiles_have_the_same_bits(T):
     weights = experts(E, D, I, "cuda", BF16)
     x, ids = torch.randn(T, D, device="cuda").to(BF16), choices(T, E, k, "cuda", "padded")
     expected = by_products(x, ids, *weights)
-    for block_m in ROWS:
-        for first in candidates("gate_up", block_m, D):
-            for second in candidates("down", block_m, I):
-                ways = (False, True) if block_m in (16, 32, 64) and block_m >= T else (True,)
-                for is_sorted in ways:
-                    tiles = ExpertTiles(first, second, is_sorted)
-                    assert equal(launch_expert_parts(x, ids, *weights, tiles), expected), tiles
+    every = [
+        ExpertTiles(first, second, is_sorted)
+        for block_m in ROWS
+        for first in candidates("gate_up", block_m, D)
+        for second in candidates("down", block_m, I)
+        for is_sorted in ((False, True) if block_m in (16, 32, 64) and block_m >= T else (True,))
+    ]
+    assert_equal_bits(every, (x, ids, *weights), expected)
 
 
 @pytest.mark.gpu
@@ -252,11 +269,9 @@ def test_weights_that_come_ahead_change_no_bit(sizes, how):
     for T in (1, 2, 7, 16, 17, 32, 33, 64):
         x, ids = torch.randn(T, D, device="cuda").to(BF16), choices(T, E, k, "cuda", how)
         expected = by_products(x, ids, *weights)
-        block_m = class_of(T)
-        for first in ahead_candidates("gate_up", block_m):
-            for second in ahead_candidates("down", block_m):
-                tiles = ExpertTiles(first, second, False, True)
-                assert equal(launch_expert_parts(x, ids, *weights, tiles), expected), tiles
+        firsts, seconds = (ahead_candidates(part, class_of(T)) for part in ("gate_up", "down"))
+        every = [ExpertTiles(a, b, False, True) for a in firsts for b in seconds]
+        assert_equal_bits(every, (x, ids, *weights), expected)
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from specdec.kernels.experts.route import route
+from specdec.sizes import TreeShape
 from tests.specdec.models.written import tokens_of, written
 from tests.specdec.tiny_pair import random_draft
 from tests.weights.published import TARGETS, logits_of, save
@@ -59,6 +60,8 @@ def test_drafts_chunks_and_neighbours_change_no_token(target, name):
     alone = [written(loaded, prompt, 24).tokens for prompt in PROMPTS]
     assert tokens_of(loaded, None, PROMPTS, 24, chunk=7) == alone
     assert tokens_of(loaded, eagle, PROMPTS, 24, chunk=512) == alone
+    tree = TreeShape(num_levels=3, top_k=4, num_nodes=10)
+    assert tokens_of(loaded, eagle, PROMPTS, 24, chunk=512, tree=tree) == alone
 
 
 def lose_renormalising(loaded):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specdec import SamplingParams
 from specdec.runner import Runner
-from specdec.sizes import EngineSizes
+from specdec.sizes import EngineSizes, TreeShape
 from specdec.start.load import assemble
 from weights.load import LoadedEagle, LoadedTarget
 
@@ -42,20 +42,30 @@ def tokens_of(
     prompts: list[list[int]],
     num_tokens: int,
     chunk: int = 16,
-    num_drafts: int = 3,
+    tree: TreeShape | None = None,
 ) -> list[list[int]]:
-    """Let an engine write after all prompts; two requests run at once."""
-    runner = _runner(target, eagle, chunk, num_drafts if eagle is not None else 0)
+    """Let an engine write after all prompts, with trees or three drafts; two requests run at once.
+
+    eagle: None: without drafts
+    """
+    runner = _runner(target, eagle, chunk, 3 if eagle is not None else 0, tree)
     return _generate(runner, target, prompts, num_tokens)
 
 
-def _runner(target: LoadedTarget, eagle: LoadedEagle | None, chunk: int, num_drafts: int) -> Runner:
+def _runner(
+    target: LoadedTarget,
+    eagle: LoadedEagle | None,
+    chunk: int,
+    num_drafts: int,
+    tree: TreeShape | None = None,
+) -> Runner:
     sizes = EngineSizes(
         max_model_len=192,
         max_num_seqs=2,
         max_num_batched_tokens=chunk,
         num_kv_blocks=8,
         num_speculative_tokens=num_drafts,
+        tree=tree,
     )
     return Runner(target, eagle, sizes, torch.device("cpu"))
 

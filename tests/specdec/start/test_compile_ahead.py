@@ -177,7 +177,7 @@ def test_shapes_hold_every_round_that_may_be_asked_for():
 
 
 def test_every_level_of_few_requests_has_a_shape_where_rows_are_dear():
-    """As with experts: one more row of a single request reads as many experts as the first."""
+    """One more row of a single request reads as many experts as the first."""
     sizes = EngineSizes(
         max_model_len=64,
         max_num_batched_tokens=64,

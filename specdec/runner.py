@@ -15,6 +15,7 @@ from specdec.kernels.attention.arguments import workspace_size
 from specdec.kernels.attention.launch_plan import HeadShape, most_rows_in_parts
 from specdec.models.build import allocate_kv_cache, build_draft, build_target
 from specdec.models.decoder import DecoderModel
+from specdec.models.experts import rows_adding_experts
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, GraphFamilies
 from specdec.requests.params import GREEDY, SamplingFlags
@@ -77,9 +78,9 @@ class Runner:
         self.results = Results(self.buffers)
         configs = [each.config for each in (target, eagle) if each is not None]
         self.heads = tuple(_head_shape(each.heads, self._dtype) for each in configs)
-        self.graphs = GraphFamilies(
-            graph_config or GraphConfig(), backend, sizes, eagle is not None
-        )
+        num_dear = rows_adding_experts(target.config.experts)
+        config = graph_config or GraphConfig()
+        self.graphs = GraphFamilies(config, backend, sizes, eagle is not None, num_dear)
         self.num_levels = 0  # of the draft, in all steps that were run
         self.num_tree_rounds = 0  # steps that verified trees
         self.calibration: Tensor | None = None  # see rounds/level.py

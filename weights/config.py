@@ -101,7 +101,7 @@ class TargetConfig:
 
     @property
     def experts(self) -> ExpertsConfig | None:
-        """The experts that all layers with experts have; None: no layer has any."""
+        """Find the experts that all layers with experts have; None: no layer has any."""
         found = {kind.experts for kind in self.kinds} - {None}
         assert len(found) <= 1, f"layers with different experts: {found}"
         return next(iter(found), None)

@@ -27,6 +27,7 @@ from weights.widener import NAMES, Shape, Tensors, Widener, draft_tensors, targe
 
 CONTEXT = 131072  # tokens, for tests at length: the text there means nothing, the cost is real
 MODELS = ("target", "eagle3", "eagle1")
+NOT_WIDENED = dict.fromkeys(NUM_EXPERTS, "experts") | {"attention_multiplier": "a scale of scores"}
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 LLAMA_8B = (4096, 14336, 32, 32, 8, 128, 128256, 32000)
@@ -50,7 +51,7 @@ def widen_pair(source: Path, out: Path, big: Shape, dtype: str, device: torch.de
     _check_empty(source, out)
     names = [name for name in MODELS if name != "eagle1" or (source / name).is_dir()]
     small = {name: _read(source / name, device) for name in names}
-    _check_dense(small)
+    _check_known(small)
     total = _num_bytes(small, big, dtype)
     _check_space(out, total)
     print(f"writes {size_text(total)} to {out}", file=sys.stderr)
@@ -72,11 +73,11 @@ def widen_pair(source: Path, out: Path, big: Shape, dtype: str, device: torch.de
                 (part / name / "config.json").write_text(json.dumps(config, indent=1))
 
 
-def _check_dense(small: Mapping[str, Model]) -> None:
-    """Refuse experts, which nothing here makes larger without a change of what is chosen."""
-    keys = [key for key in NUM_EXPERTS if key in small["target"][0]]
-    if keys:
-        raise ValueError(f"config.json: {keys[0]}: a target with experts cannot be widened")
+def _check_known(small: Mapping[str, Model]) -> None:
+    """Refuse what widening would change: experts' choices, or a scale that no width decides."""
+    for key, what in NOT_WIDENED.items():
+        if key in small["target"][0]:
+            raise ValueError(f"config.json: {key}: a target with {what} cannot be widened")
 
 
 def _small_shape(small: Mapping[str, Model]) -> Shape:

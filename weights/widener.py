@@ -16,6 +16,7 @@ from torch import Tensor
 Tensors = dict[str, Tensor]
 
 BELOW = 8.0
+NORMS = ("input_layernorm", "post_attention_layernorm", "hidden_norm")  # over a stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +131,13 @@ class Widener:
             "gate_proj": lambda w: self.inputs(w, big.intermediate_size),
             "up_proj": lambda w: self.inputs(w, big.intermediate_size),
             "down_proj": lambda w: self.outputs(w, big.intermediate_size),
+            **dict.fromkeys(NORMS, self.norm),
         }
         for name in (name for name in small if name.startswith(prefix)):
-            kind = name.split(".")[-2]
-            out[name] = rules.get(kind, self.norm)(small[name])
+            kind, tensor = name.split(".")[-2:]
+            if tensor != "weight" or kind not in rules:
+                raise ValueError(f"{name}: a tensor that widening does not know")
+            out[name] = rules[kind](small[name])
         return out
 
     def identity(self, layer: Tensors) -> Tensors:

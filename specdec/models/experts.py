@@ -16,6 +16,13 @@ from specdec.models.attention import cache_slots
 from specdec.models.layers import Linear
 from weights.config import ExpertsConfig
 
+HITTING_ALL = 4  # times E / k rows that choose at random hit 98 % of E experts
+
+
+def rows_adding_experts(experts: ExpertsConfig | None) -> int:
+    """Bound the rows that hit ever more experts; more rows hit nearly all. None: 0."""
+    return 0 if experts is None else HITTING_ALL * experts.num // experts.per_token
+
 
 class Experts(nn.Module):
     """A router, and the MLPs among which it chooses for each row."""

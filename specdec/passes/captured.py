@@ -41,7 +41,7 @@ def tree_sizes(sizes: EngineSizes, requests: Sequence[int] | None) -> tuple[int,
 
 
 def shared_shapes(
-    sizes: EngineSizes, requests: Sequence[int] | None = None
+    sizes: EngineSizes, requests: Sequence[int] | None = None, num_dear: int = 0
 ) -> tuple[tuple[int, int], ...]:
     """List (requests, rows) of rounds whose rows are shared out, by rows.
 
@@ -49,6 +49,7 @@ def shared_shapes(
     most rows that share tiles.
 
     requests: None: powers of two; the most requests are always among them
+    num_dear: up to here each row costs, so the planner may choose every number of levels
     """
     most = sizes.max_num_seqs
     Q = sizes.query_len
@@ -62,8 +63,9 @@ def shared_shapes(
         all_rows = min(B * Q, sizes.max_verify_rows)
         few = min(B * (FEW_DRAFTS + 1), all_rows)
         rows = {B, few, all_rows, *(c for c in ROW_CLASSES if fewer < c < all_rows)}
-        every_level = (B * n for n in range(2, Q))  # all drafts of n - 1 levels fit
+        every_level = [B * n for n in range(2, Q)]  # all drafts of n - 1 levels fit
         rows |= {n for n in every_level if PADDED_ROWS[0] < n < min(PADDED_ROWS[1], all_rows)}
+        rows |= {n for n in every_level if n < min(num_dear, all_rows)}
         found |= {(B, n) for n in rows}
     return tuple(sorted(found, key=lambda shape: (shape[1], shape[0])))
 

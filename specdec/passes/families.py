@@ -61,7 +61,7 @@ class DraftGraphs:
 
 
 class GraphFamilies:
-    """backend: None runs every family eagerly."""
+    """backend: None runs every family eagerly. num_dear: up to here each row of a round costs."""
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class GraphFamilies:
         backend: GraphBackend | None,
         sizes: EngineSizes,
         has_draft: bool,
+        num_dear: int = 0,
     ) -> None:
         self._config = config
         self._backend = backend
@@ -77,7 +78,7 @@ class GraphFamilies:
         # requests of rounds of trees, where others are of chains
         self.tree_sizes = tree_sizes(sizes, config.request_sizes)
         # of rounds whose rows are shared out: (requests, rows), by rows
-        self.shapes = shared_shapes(sizes, config.request_sizes)
+        self.shapes = shared_shapes(sizes, config.request_sizes, num_dear)
         self.target = self._target(has_draft)
         self.draft = self._draft() if has_draft else None
 

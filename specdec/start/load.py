@@ -54,6 +54,7 @@ from specdec.start.sizing import (
     check_length,
     check_target,
     check_tokenizer,
+    check_weights,
     largest_sizes,
 )
 from specdec.start.speculation import Drafting, drafting_of, of_draft
@@ -104,6 +105,7 @@ def load(model: str | Path, speculation: SpeculativeConfig | None, config: Engin
     if is_valid:
         check_target(directory, known, config.max_model_len)
         largest_sizes(config, drafting, known, None)  # refuses a length early
+        check_weights(reader, dtype_of(config.dtype, device), device_memory(device))
     with _phase("tokenizer"):
         tokenizer = Tokenizer(tokenizer_directory)
         if is_valid:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from specdec.kernels.compilations import compiling_is_expected
 from specdec.kernels.tile_shapes import PARALLEL_ROWS, row_class
+from specdec.models.experts import rows_adding_experts
 from specdec.rounds.step_sizes import Step
 from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
@@ -20,7 +21,7 @@ from specdec.scheduling.work import Round
 from specdec.sizes import BLOCK_SIZE, PLAIN, chain
 from specdec.start.compile_ahead import prompts, tree_round
 from specdec.start.row_counts import lengths_of
-from specdec.start.spread import context, doubling, rows_adding_experts
+from specdec.start.spread import context, doubling
 from specdec.start.step_times import (
     Timed,
     apart,
@@ -73,7 +74,7 @@ def measure_costs(runner: Runner) -> StepCosts:
         rounds = [Timed(runner, step) for step in _rounds(runner)]
         keys = _keys(runner)
     by_rows = tuple((timed.step.num_verify_rows, timed.one_level_ms) for timed in rounds)
-    by_rows = between(by_rows, range(rows_adding_experts(runner)))
+    by_rows = between(by_rows, range(rows_adding_experts(runner.target.model.experts)))
     with_prompts = tuple({timed.step.num_tokens: timed.ms for timed in prompts}.items())
     with_prompts = between(with_prompts, classes, as_rounds(by_rows))
     padded = [n for n in tokens if n > PARALLEL_ROWS]  # there each row costs, padding too
@@ -102,7 +103,7 @@ def measure_round_costs(runner: Runner, steps: StepCosts | None) -> StepCosts:
     assert runner.graphs.target.plain is not None, "no rounds without drafts"
     counts = of_classes(runner.graphs.target.plain.sizes.requests)
     measured = _with(apart(counts, 4), doubling(runner))
-    counts = _with(counts, range(rows_adding_experts(runner)))
+    counts = _with(counts, range(rows_adding_experts(runner.target.model.experts)))
     with compiling_is_expected():
         plain = [(n, Timed(runner, _round(runner, [-1] * n, 0))) for n in measured]
         skipped = _skipped(runner)

@@ -3,6 +3,7 @@
 Otherwise each request would be refused in its turn, for what no request can change.
 """
 
+import math
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from specdec.sizes import BLOCK_SIZE, MAX_STOP_IDS, MAX_TREE_REQUESTS, EngineSiz
 from specdec.start.speculation import Drafting
 from weights.config import EagleConfig, Heads, RopeConfig, TargetConfig
 from weights.errors import Problems, shown
+from weights.files.reader import Reader
 
 GIB = 1 << 30
 MOST_NAMED = 3  # of the tokens outside the vocabulary
@@ -89,6 +91,23 @@ def check_length(sizes: EngineSizes, block: int, memory: int) -> None:
             f"max_model_len={sizes.max_model_len}, the target's longest: the cache of one request "
             f"needs {need / GIB:.2f} GiB, the device has {memory / GIB:.2f} GiB: give a "
             f"max_model_len of at most {memory // block * BLOCK_SIZE}"
+        )
+
+
+def check_weights(reader: Reader, dtype: torch.dtype | None, memory: int) -> None:
+    """Refuse weights that `memory` bytes cannot hold, before the first is read.
+
+    dtype: that they are loaded in; None: as stored
+    """
+    entries = reader.entries.values()
+    need = sum(each.num_bytes for each in entries)
+    if dtype is not None:
+        need = sum(math.prod(each.shape) for each in entries) * dtype.itemsize
+    if need >= memory:
+        how = "as stored" if dtype is None else f"in {str(dtype).removeprefix('torch.')}"
+        raise ValueError(
+            f"{reader.directory}: the weights take {need / GIB:.2f} GiB {how}, the device has "
+            f"{memory / GIB:.2f} GiB: give a device with more, or a smaller model"
         )
 
 

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.models.experts import rows_adding_experts
 from specdec.rounds.step_sizes import Step
 from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, DraftShape, EngineSizes
 
 SEED = 0
-HITTING_ALL = 4  # times E / k rows that choose at random hit 98 % of E experts
 
 
 def doubling(runner: Runner, each: int = 1) -> list[int]:
@@ -30,14 +30,8 @@ def doubling(runner: Runner, each: int = 1) -> list[int]:
 
     There are none without experts: rows that share tiles then cost the same.
     """
-    most = rows_adding_experts(runner)
+    most = rows_adding_experts(runner.target.model.experts)
     return [each << i for i in range(most.bit_length()) if each << i <= most]
-
-
-def rows_adding_experts(runner: Runner) -> int:
-    """Bound the rows that hit ever more experts; more rows hit nearly all. Without experts 0."""
-    experts = runner.target.model.experts
-    return 0 if experts is None else HITTING_ALL * experts.num // experts.per_token
 
 
 def spread(runner: Runner, step: Step) -> tuple[Step, Callable[[], None] | None]:

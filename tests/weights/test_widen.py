@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from contextlib import redirect_stderr
 from io import StringIO
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 import weights.convert
 import weights.widen
@@ -141,13 +143,32 @@ def test_a_config_of_a_source_that_is_no_object_names_its_file(tmp_path, text):
         widen_tiny(tmp_path / "source", tmp_path / "out")
 
 
-def test_a_target_with_experts_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    "key, what",
+    [("num_local_experts", "experts"), ("attention_multiplier", "a scale of scores")],
+)
+def test_what_widening_would_change_is_refused(tmp_path, key, what):
     source = tmp_path / "source"
     shutil.copytree(demo_directory("target").parent, source)
     file = source / "target" / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_local_experts": 8}))
-    with pytest.raises(ValueError, match="num_local_experts: a target with experts cannot be"):
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: 8}))
+    with pytest.raises(ValueError, match=f"{key}: a target with {what} cannot be widened"):
         widen_tiny(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["self_attn.q_norm.weight", "self_attn.q_proj.bias", "mlp.gate"])
+def test_a_tensor_that_widening_does_not_know_is_named(tmp_path, name):
+    source = tmp_path / "source"
+    shutil.copytree(demo_directory("target").parent, source)
+    name = f"model.layers.3.{name}"
+    index_file = source / "target" / "model.safetensors.index.json"
+    index = json.loads(index_file.read_text())
+    index["weight_map"][name] = "further.safetensors"
+    index_file.write_text(json.dumps(index))
+    save_file({name: torch.ones(64)}, source / "target" / "further.safetensors")
+    with pytest.raises(ValueError, match=rf"{re.escape(name)}: a tensor that widening does not"):
+        widen_tiny(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("part", ["target", "eagle3", "eagle1"])

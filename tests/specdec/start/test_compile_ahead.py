@@ -176,6 +176,23 @@ def test_shapes_hold_every_round_that_may_be_asked_for():
     assert {B for B, _ in shared_shapes(sizes, (3, 40))} == {3, 40, 100}
 
 
+def test_every_level_of_few_requests_has_a_shape_where_rows_are_dear():
+    """One more row of a single request reads as many experts as the first."""
+    sizes = EngineSizes(
+        max_model_len=64,
+        max_num_batched_tokens=64,
+        max_num_seqs=4,
+        num_kv_blocks=1,
+        num_speculative_tokens=5,
+        is_adaptive=True,
+    )
+    of_dense, of_experts = (set(shared_shapes(sizes, num_dear=n)) for n in (0, 20))
+    assert of_dense < of_experts
+    assert {n for B, n in of_experts if B == 1} == {1, 2, 3, 4, 5, 6}
+    assert {n for B, n in of_experts - of_dense if B == 4} == {8, 12}  # 20 has none more
+    assert {n for B, n in of_dense if B == 1} == {1, 4, 6}
+
+
 @pytest.mark.parametrize("max_num_seqs, K", [(64, 3), (40, 15), (9, 1), (1, 3)])
 def test_each_kind_of_decided_rows_is_compiled_ahead(max_num_seqs, K):
     sizes = EngineSizes(

@@ -3,12 +3,16 @@
 import dataclasses
 
 import pytest
+import torch
 
+from specdec import LLM
 from specdec.config import EngineConfig
-from specdec.start.sizing import largest_sizes
+from specdec.start.sizing import check_weights, largest_sizes
 from specdec.start.speculation import drafting_of
+from tests.weights.published import save
 from tests.weights.tiny import tiny_target
 from weights import RopeConfig
+from weights.files.reader import Reader
 
 
 def max_model_len(rope, given=None):
@@ -46,3 +50,20 @@ def test_a_stretched_rope_lengthens_the_context(rope, longest):
 def test_the_limit_says_what_it_is_made_of():
     with pytest.raises(ValueError, match=r"the target's 1024 positions \(yarn rope: 256 \* 4\)$"):
         max_model_len(yarn(256, 4.0), 1025)
+
+
+def test_weights_that_no_device_holds_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    """Experts count, and so does the dtype in which they are loaded."""
+    save("qwen3_moe, a dense layer", tmp_path)
+    reader = Reader(tmp_path)
+    need = sum(each.num_bytes for each in reader.entries.values())
+    check_weights(reader, None, need + 1)
+    check_weights(reader, torch.bfloat16, need // 2 + 1)
+    with pytest.raises(ValueError, match=r"the weights take 0.00 GiB as stored, the device has"):
+        check_weights(reader, None, need)
+    with pytest.raises(ValueError, match=r"GiB in bfloat16, .*: give a device with more"):
+        check_weights(reader, torch.bfloat16, need // 2)
+    monkeypatch.setattr("specdec.start.load.device_memory", lambda device: need)
+    monkeypatch.setattr("specdec.start.load.load_target", None)
+    with pytest.raises(ValueError, match=r"the weights take 0.00 GiB in float32"):
+        LLM(tmp_path, tokenizer="demo", device="cpu")

@@ -10,6 +10,8 @@ from weights.config import RopeConfig
 from weights.errors import shown
 from weights.fields import Fields
 
+OTHER_TAPS = "taps read as"  # begins the note of what a draft's ids would mean otherwise
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:

@@ -21,8 +21,7 @@ from specdec.requests.chat_format import ChatFormat
 from specdec.requests.params import SamplingParams
 from specdec.requests.stats import SpeculationStats
 from specdec.requests.tokenizer import Tokenizer
-from weights.draft.resolve import OTHER_TAPS
-from weights.report import BindingReport, wrapped
+from weights.report import OTHER_TAPS, BindingReport, wrapped
 
 NUM_KV_BLOCKS = 256  # enough for many short requests
 # how often draft i is accepted if all before it are

@@ -17,11 +17,10 @@ from weights.fields import Fields, Range, layer_types, read_json_object, refuse_
 from weights.files.header import TensorEntry
 from weights.files.reader import Reader
 from weights.rename import DRAFT_ROWS, rename
-from weights.report import Log
+from weights.report import OTHER_TAPS, Log
 from weights.shapes import check_dtypes, file_names
 
 LAYER = re.compile(r"layers\.([0-9]{1,9})\.")
-OTHER_TAPS = "taps read as"  # begins the note of what ids would mean otherwise
 TAP_KEYS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
 TAPPED_LAYERS = Range(0, 2**31 - 1)  # -1, the output before the first layer, is none
 

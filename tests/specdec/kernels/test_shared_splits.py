@@ -75,7 +75,8 @@ def share_among(monkeypatch, programs: int) -> None:
         pytest.param(RAGGED, FP16, 96, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("programs", [1, 37, 400])  # of a slot: of all its splits, of some, of one
+# of a slot: of all its splits, of some, of one
+@pytest.mark.parametrize("programs", [pytest.param(1, marks=pytest.mark.slow), 37, 400])
 def test_a_row_has_the_bits_of_a_program_that_walks_all(
     exact_device, monkeypatch, extents, dtype, C, programs
 ):

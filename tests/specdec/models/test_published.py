@@ -16,7 +16,13 @@ from weights import load_target
 
 PROMPTS = [[50], [(37 * i + 11) % 96 for i in range(23)], [(29 * i + 5) % 96 for i in range(70)]]
 NUM_TOKENS = 64
-WITH_EXPERTS = [name for name in TARGETS if name != "granite"]
+EACH = [  # those that show what the others do are slow
+    *("qwen3_moe, a dense layer", "granitemoe"),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("qwen3_moe, every second", "mixtral")
+    ),
+]
 LOGITS = 2e-4  # how far float32 sums in another order may be apart
 
 
@@ -53,7 +59,7 @@ def test_logits_and_tokens_are_those_of_transformers(target, name):
         assert difference(model, loaded, prompt) <= LOGITS
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", [*EACH, pytest.param("granite", marks=pytest.mark.slow)])
 def test_drafts_chunks_and_neighbours_change_no_token(target, name):
     _, loaded = target(name)
     eagle = random_draft(eagle3_config(loaded, head_dim=loaded.config.heads.head_dim))
@@ -96,7 +102,7 @@ def with_experts(loaded, **changes):
     return dataclasses.replace(loaded, config=config)
 
 
-@pytest.mark.parametrize("name", WITH_EXPERTS)
+@pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize(
     "lose", [lose_renormalising, lose_an_expert, zero_one_down_proj, swap_gate_and_up]
 )
@@ -105,7 +111,7 @@ def test_what_is_lost_of_experts_shows_in_the_logits(target, name, lose):
     assert difference(model, lose(loaded), PROMPTS[1], 4) > 10 * LOGITS
 
 
-@pytest.mark.parametrize("name", WITH_EXPERTS)
+@pytest.mark.parametrize("name", EACH)
 def test_weights_that_are_all_alike_show_in_the_logits(target, name, monkeypatch):
     model, loaded = target(name)
 

@@ -81,7 +81,9 @@ class AsyncEngineArgs(EngineConfig):
     def __post_init__(self) -> None:
         EngineConfig.__post_init__(self)
         if not isinstance(self.model, str | Path) or not str(self.model):
-            raise ValueError(f"model={self.model!r}: give a directory, a hub id, or demo")
+            raise ValueError(
+                f"model={self.model!r}: give a directory, a hub id, demo or demo-experts"
+            )
         speculation = SpeculativeConfig.of(self.speculative_config)
         object.__setattr__(self, "speculative_config", speculation)
 

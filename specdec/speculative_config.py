@@ -115,7 +115,7 @@ class SpeculativeConfig:
         _refuse_other_drafts(self.method)
         check_described(self)
         if not isinstance(self.model, str | Path) or not str(self.model):
-            wanted = "give a directory, a hub id owner/name, or demo"
+            wanted = "give a directory, a hub id owner/name, demo or demo-experts"
             raise ValueError(f"model={self.model!r}: {wanted}")
         levels = self.num_speculative_tokens
         if not isinstance(levels, str):

@@ -208,7 +208,8 @@ class EagleDrafter:
 
     def _propose(self, normed_XD: Tensor, to: DraftLevel, is_drawn: bool) -> None:
         draw = partial(self._draw, to) if is_drawn else None
-        propose_level(normed_XD, self.model.lm_head.weight, to, draw)
+        model = self.model
+        propose_level(normed_XD, model.lm_head.weight, to, draw, model.logits_factor)
 
     def _draw(self, to: DraftLevel, logits_XW: Tensor) -> Perturbation:
         """Find the floors of the rows and the keys of their noise; p/q keeps their scores."""

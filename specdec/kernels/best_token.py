@@ -84,9 +84,9 @@ def launch_tile_maxima(
     """tiles: None: the fastest that are known, as everywhere but in tuning"""
     other = backend.get().tile_maxima
     if other is not None:
-        assert factor == 1.0, "another's product of the head knows no factor"
         assert not has_sums, "another's product of the head leaves no sums"
-        return TileMaxima(*other(x_TD, weight_VD))
+        best, ids = other(x_TD, weight_VD)
+        return TileMaxima(best * factor, ids)
     T, D = x_TD.shape
     V = len(weight_VD)
     tiles = tiles or tiles_for("whole", x_TD, weight_VD)

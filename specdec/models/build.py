@@ -43,6 +43,8 @@ def build_draft(
     tensors |= eagle.tensors
     tensors.pop("d2t", None)
     model.load_state_dict(tensors, strict=True, assign=True)
+    if not eagle.config.has_own_head:
+        model.logits_factor = target.logits_factor
     return model
 
 

@@ -70,6 +70,7 @@ class EagleModel(nn.Module):
         self.layers = nn.ModuleList(EagleLayer(config, i, rope) for i in range(config.num_layers))
         self.norm = RMSNorm(D, eps) if config.has_final_norm else None
         self.lm_head = Embedding(config.draft_vocab_size, D)  # never run: see rounds/propose.py
+        self.logits_factor = 1.0  # a borrowed head has the target's
 
     def features(self, features_TE: Tensor) -> Tensor:
         """Prepare the target's features for the draft's rows, [T, D]; not recycled streams."""

@@ -52,19 +52,27 @@ Draw = Callable[[Tensor], Perturbation]
 
 
 def propose_level(
-    normed_XD: Tensor, weight_WD: Tensor, to: DraftLevel, draw: Draw | None = None
+    normed_XD: Tensor,
+    weight_WD: Tensor,
+    to: DraftLevel,
+    draw: Draw | None = None,
+    factor: float = 1.0,
 ) -> None:
     """Write the level's nodes and lay out the rows of the next level; after the last, rank nodes.
 
     normed_XD: what the head reads, of the rows that get children
     weight_WD: the head
     draw: None where all requests are greedy
+    factor: of logits
     """
     if draw is None and to.width == 1 and use_triton(normed_XD):
         has_sums = to.calibration is not None
-        launch_write_nodes(launch_tile_maxima(normed_XD, weight_WD, None, has_sums), to)
+        maxima = launch_tile_maxima(normed_XD, weight_WD, None, has_sums, factor=factor)
+        launch_write_nodes(maxima, to)
         return
     logits_XW = linear(normed_XD, weight_WD, out_dtype=torch.float32)
+    if factor != 1.0:
+        logits_XW.mul_(factor)
     write_level(logits_XW, to, None if draw is None else draw(logits_XW))
 
 

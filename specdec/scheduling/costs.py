@@ -152,8 +152,11 @@ class StepTimes:
     def add(self, kind: StepKind, predicted: float, measured: float, host_ms: float) -> None:
         """host_ms: of the measured time, in which the host did not wait for results"""
         of_host = self._host_ms.setdefault(kind.load, {})
-        before = of_host.get(kind.drafts, host_ms)
-        of_host[kind.drafts] = before + (min(host_ms, 2 * before) - before) / MEMORY
+        before = of_host.get(kind.drafts, min(host_ms, predicted))  # the first may be an outlier
+        latest = before + (min(host_ms, 2 * before) - before) / MEMORY
+        for drafts, known in of_host.items():
+            of_host[drafts] = known + (min(latest, known) - known) / RATIO_AGING
+        of_host[kind.drafts] = latest
         if host_ms > (1 - 1 / RATIO_PARTS) * measured:  # what the device needs is not known
             return
         ratios = self._ratios.setdefault(kind.load, {})

@@ -166,7 +166,9 @@ class Ways:
             return np.asarray(alone + keys_ms)
         without, beside = self._costs.mean_mixed_ms(np.array([n, n + num_prompt_rows]))
         mixed = self._costs.mean_mixed_ms(rows + num_prompt_rows) + drafts_ms
-        mixed = self.times.ms(StepKind(n, True, shape), mixed) - (beside - without)
+        kind = StepKind(n, True, shape)
+        ratio, _ = self.times.known(kind)
+        mixed = self.times.ms(kind, mixed) - ratio * (beside - without)
         return np.asarray(alone + share * (mixed - alone) + keys_ms)
 
     def curves(self, sample: Sample, num_drafting: int) -> list[GainCurve]:

@@ -23,6 +23,7 @@ _DRAFTS = {
     **{"demo": "eagle3", "demo/eagle3": "eagle3", "demo/eagle1": "eagle1"},
     **{"demo-experts": "experts/eagle3", "demo-experts/eagle3": "experts/eagle3"},
 }
+PLACES = "a directory, a hub id owner/name, demo or demo-experts"
 DEMO_PARTS = {
     "target": _TARGETS,
     "tokenizer": _TARGETS,
@@ -77,7 +78,7 @@ def local_directory(name: str | Path, role: str) -> Path | None:
     ValueError for anything else.
     """
     if not isinstance(name, str | Path) or not str(name):
-        raise ValueError(f"{role} {name!r}: give a directory, a hub id owner/name, or demo")
+        raise ValueError(f"{role} {name!r}: give {PLACES}")
     if str(name) in DEMO_PARTS[role]:
         return demo_directory(DEMO_PARTS[role][str(name)])
     path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such user
@@ -94,8 +95,7 @@ def local_directory(name: str | Path, role: str) -> Path | None:
         raise ValueError(f"{what}: no directory; {needed}")
     owner, _, rest = str(name).partition("/")
     if not (owner and rest) or "/" in rest or owner.startswith((".", "~")):
-        allowed = "(allowed: a directory, a hub id owner/name, or demo)"
-        raise ValueError(f"{what}: no such directory {allowed}")
+        raise ValueError(f"{what}: no such directory (allowed: {PLACES})")
     return None
 
 

@@ -33,7 +33,10 @@ from specdec import LLM, SamplingParams, SpeculativeConfig
             "aux_layers='123': give a list",
         ),
         (lambda: LLM("demo", device=None), "device=None: give auto, cpu, cuda"),
-        (lambda: LLM(None), "target None: give a directory, a hub id owner/name, or demo"),
+        (
+            lambda: LLM(None),
+            "target None: give a directory, a hub id owner/name, demo or demo-experts",
+        ),
         (lambda: LLM(""), "target '': give a directory"),
         (lambda: LLM("demo", {"model": None}), "model=None: give a directory"),
         (lambda: LLM("demo", {"model": "demo/eagle1", "method": "eagle3"}), "is an eagle draft"),

@@ -119,6 +119,7 @@ def _route_kernel(
 def _key(z):
     """Make an integer that has the order of z; GPUs find the largest of 32 integers at once."""
     bits = (z + 0.0).to(tl.int32, bitcast=True)  # -0 is 0
+    bits = tl.where(z != z, 0x7FC00000, bits)  # NaN is the largest, whatever its sign
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 

@@ -78,8 +78,10 @@ def test_padding_chooses_nobody(device, choose):
 @pytest.mark.parametrize("choose", [by_kernel(route), route])
 def test_ids_are_experts_whatever_the_logits_are(device, choose):
     logits = torch.randn(3, 12, device=device)
-    logits[0, ::2] = float("nan")
-    logits[1] = float("nan")
+    nan = torch.tensor(float("nan"))
+    logits[0, ::2] = nan
+    logits[0, ::4] = nan.copysign(torch.tensor(-1.0))
+    logits[1] = nan
     logits[2] = float("-inf")
     for row in choose(Sums(logits[None], None), 4, True).ids_TS.tolist():
         assert len(set(row)) == 4

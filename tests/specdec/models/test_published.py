@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from specdec.kernels.experts.route import route
+from specdec.models.build import build_draft, build_target
 from specdec.sizes import TreeShape
 from tests.specdec.models.written import tokens_of, written
 from tests.specdec.tiny_pair import random_draft
@@ -68,6 +69,19 @@ def test_drafts_chunks_and_neighbours_change_no_token(target, name):
     assert tokens_of(loaded, eagle, PROMPTS, 24, chunk=512) == alone
     tree = TreeShape(num_levels=3, top_k=4, num_nodes=10)
     assert tokens_of(loaded, eagle, PROMPTS, 24, chunk=512, tree=tree) == alone
+
+
+@pytest.mark.parametrize("has_own_head", [False, True])
+def test_a_borrowed_head_has_the_factor_of_the_targets_logits(target, has_own_head):
+    _, loaded = target("granite")
+    config = eagle3_config(loaded, head_dim=loaded.config.heads.head_dim)
+    if not has_own_head:
+        V = loaded.config.vocab_size
+        config = dataclasses.replace(config, has_own_head=False, draft_vocab_size=V, has_d2t=False)
+    device = torch.device("cpu")
+    model = build_target(loaded, config.aux_boundaries, 64, device)
+    draft = build_draft(random_draft(config), model, 64, device)
+    assert draft.logits_factor == (1.0 if has_own_head else 1 / 3)
 
 
 def lose_renormalising(loaded):

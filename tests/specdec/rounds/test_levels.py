@@ -39,6 +39,21 @@ def level_of(buffers, state, level, num_levels=None, **more):
     return levels.level_of(buffers, state, level, MAX_LEN, num_levels, **more)
 
 
+@pytest.mark.parametrize("by", [by_kernel(propose_level), propose_level])
+def test_logits_may_have_a_factor(device, by):
+    normed, weight = torch.randn(5, D, device=device), torch.randn(V, D, device=device)
+    found = []
+    for x, factor in ((normed, 0.5), (normed / 2, 1.0), (normed, 1.0)):
+        buffers, state = make(device, 3, keeps_probs=True)
+        calibration = torch.ones(2, 3, device=device)
+        fill_round_ref(buffers, state, 5, chain(3), 0, MAX_LEN)
+        to = level_of(buffers, state, 0, calibration=calibration)
+        by(x, weight, to, None, factor)
+        found.append((state.draft_tokens[:5, 0].clone(), state.draft_probs[:5, 0].clone()))
+    assert all(map(torch.equal, found[0], found[1]))
+    assert not torch.equal(found[0][1], found[2][1])
+
+
 @pytest.mark.parametrize("K, level", [(1, 0), (3, 0), (3, 1), (3, 2), (5, 4)])
 @pytest.mark.parametrize("has_d2t", [False, True])
 @pytest.mark.parametrize("is_counted", [False, True])

@@ -166,3 +166,13 @@ def test_no_step_is_shorter_than_what_the_host_does_for_it():
     assert times.known(kind) == (1.5, 5.0)
     assert times.ms(kind, 4.0) == 6.0
     assert times.ms(StepKind(64, False, PLAIN), 4.0) == 4.0
+
+
+def test_a_host_that_was_slow_once_is_not_held_to_be_slow():
+    times, kind = StepTimes(), StepKind(8, False, CHAIN)
+    told(times, 8, CHAIN, 20.0, 1, host_ms=80.0)  # the first step of this load: it compiles
+    assert times.ms(kind, 4.0) < 4.3
+    told(times, 8, CHAIN, 20.0, 200, host_ms=80.0)
+    assert times.ms(kind, 4.0) > 40
+    told(times, 8, PLAIN, 1.0, 2000, host_ms=1.0)
+    assert times.ms(kind, 4.0) < 8, "plain rounds show that the host is fast again"

@@ -333,6 +333,24 @@ def test_times_are_compared_with_those_of_the_kind_of_step(
     assert (shown.predicted_ms, shown.measured_ms) == (pytest.approx(expected), 5.0)
 
 
+@pytest.mark.parametrize("faster", [0.8, 1.0])
+def test_rates_beside_many_prompts_stay_those_of_steps(faster):
+    """Steps with prompts may be faster than their costs say; what the prompts take is, too."""
+    costs = replace(COSTS, mixed=tuple((rows, 4 + rows / 80) for rows in (64, 512, 4096, 8192)))
+    planner = taught(costs, 32, 0.7)
+    for _ in range(200):
+        plan = planner.plan(coming(32, chain(K), num_prompt_rows=4096))
+        size = StepSize(
+            num_requests=32,
+            num_rows=plan.num_rows,
+            num_prompt_rows=4096,
+            num_keys=0,
+            shape=chain(K),
+        )
+        planner.observe_time(size, faster * planner._step_ms(size), 0.0)
+    assert 32 / 12 < planner._best.rate < 32 * (K + 1) / 4
+
+
 @pytest.mark.parametrize("plain_ms, levels", [(4.5, 0), (9.0, K)])
 def test_where_the_host_takes_longer_than_the_device_its_time_decides(plain_ms, levels):
     planner = taught(COSTS, 8, 0.5)  # 0.94 of K drafts hold

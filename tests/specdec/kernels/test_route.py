@@ -83,7 +83,9 @@ def test_ids_are_experts_whatever_the_logits_are(device, choose):
     logits[0, ::4] = nan.copysign(torch.tensor(-1.0))
     logits[1] = nan
     logits[2] = float("-inf")
-    for row in choose(Sums(logits[None], None), 4, True).ids_TS.tolist():
+    ids = choose(Sums(logits[None], None), 4, True).ids_TS
+    assert not (ids[0] % 2).any(), "the largest, whatever their sign"
+    for row in ids.tolist():
         assert len(set(row)) == 4
         assert 0 <= min(row) <= max(row) < 12
 

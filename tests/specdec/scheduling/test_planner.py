@@ -348,7 +348,7 @@ def test_rates_beside_many_prompts_stay_those_of_steps(faster):
             shape=chain(K),
         )
         planner.observe_time(size, faster * planner._step_ms(size), 0.0)
-    assert 32 / 12 < planner._best.rate < 32 * (K + 1) / 4
+        assert 32 / 12 < planner._best.rate < 32 * (K + 1) / 4
 
 
 @pytest.mark.parametrize("plain_ms, levels", [(4.5, 0), (9.0, K)])

@@ -198,14 +198,14 @@ def test_no_coin_or_draft_of_a_round_reuses_the_noise_of_an_earlier_one(pair, ru
         coins.append(uniform_ref(*place).view(ROWS, K + 1))
         return coins[-1].view(-1)
 
-    def propose(normed_BD, weight_WD, to, draw):
+    def propose(normed_BD, weight_WD, to, draw, factor):
         def noted(logits_BW):
             noise = draw(logits_BW)
             keys = noise.noise_keys
             places.append(torch.stack([keys.positions, keys.epochs], dim=1))
             return noise
 
-        propose_level(normed_BD, weight_WD, to, noted)
+        propose_level(normed_BD, weight_WD, to, noted, factor)
 
     monkeypatch.setattr(choice, "uniform_ref", toss)
     monkeypatch.setattr(draft, "propose_level", propose)

@@ -67,8 +67,10 @@ def test_a_chain_read_by_slots_gets_the_bits_of_a_chain_in_blocks(device, cut):
     "num_nodes, base",
     [
         (17, 63),
-        (20, 60),
-        *(pytest.param(*slow, marks=pytest.mark.slow) for slow in ((40, 13), (20, 3), (40, 40))),
+        *(
+            pytest.param(*slow, marks=pytest.mark.slow)
+            for slow in ((20, 60), (40, 13), (20, 3), (40, 40))
+        ),
     ],
 )
 def test_longer_paths_take_more_columns_of_a_tile(device, cut, num_nodes, base):
@@ -116,7 +118,9 @@ def test_nodes_share_programs(exact_interpreter):
     assert launches_of(case.tree)[0]._then[NUM_TAILS] == 2 * 4 * 2
 
 
-@pytest.mark.parametrize("base", [30, 62, pytest.param(1150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "base", [62, *(pytest.param(each, marks=pytest.mark.slow) for each in (30, 1150))]
+)
 def test_large_heads_have_programs_of_one_node(device, cut, base):
     tree = random_tree(base, 5, 3)
     case = tree_case([tree], H=2, G=1, C=256, dtype=torch.float32, device=device)

@@ -53,7 +53,7 @@ def difference(model, loaded, prompt, num_tokens=NUM_TOKENS):
     return largest
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", [*(name for name in TARGETS if name != "mixtral"), EACH[-1]])
 def test_logits_and_tokens_are_those_of_transformers(target, name):
     model, loaded = target(name)
     for prompt in PROMPTS:

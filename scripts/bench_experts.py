@@ -4,7 +4,7 @@
     python -m scripts.bench_experts --models qwen --rows 1,8,64
     python -m scripts.bench_experts --search --rows 1,8,64,256,2048 --json FILE
 
---search: bench/expert_search.py, on a GPU.
+--search: expert_search.py, on a GPU.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from specdec.bench.expert_search import search
+from scripts.expert_search import search
 from specdec.bench.experts import PUBLISHED, ROWS, TINY, layer_rows
 from specdec.bench.timing import measure_bandwidth
 

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from scripts import expert_search
 from specdec.bench import cold as colds
-from specdec.bench import expert_search, experts, serving, suites
+from specdec.bench import experts, serving, suites
 from specdec.bench import loop as loops
 from specdec.bench.bench import Bench
 from specdec.bench.charts import caption, draw_charts, latest

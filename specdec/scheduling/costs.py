@@ -140,8 +140,9 @@ class StepTimes:
 
     A step takes the device the predicted time times a ratio, a running average: costs are measured
     greedily and with empty caches. But none is shorter than what the host does for it, which takes
-    longer where a model is small. The ratio of drafts that do not run drifts toward that of those
-    that do. Trees that have not run have the ratio of chains.
+    longer where a model is small. What is known of drafts that do not run drifts toward what holds
+    for those that do; the host's time only falls so. Trees that have not run have the ratio of
+    chains.
     """
 
     def __init__(self) -> None:

@@ -99,6 +99,8 @@ def texts(target):
         counters = runner.graphs.counters().values()
         modes = {mode for each in counters for mode, count in each.dispatches.items() if count}
         assert len(modes - {CUDAGraphMode.NONE}) == (0 if way.graphs is None else 2)
+        drafted = sum(request.stats.num_drafted_tokens for request in requests)
+        assert (drafted > NUM_TOKENS) == (way.K > 0)
         found = dict(zip(way.order, (request.token_ids for request in requests), strict=True))
         return [found[i] for i in sorted(found)]
 

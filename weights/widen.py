@@ -31,11 +31,17 @@ NOT_WIDENED = dict.fromkeys(NUM_EXPERTS, "experts") | {"attention_multiplier": "
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 LLAMA_8B = (4096, 14336, 32, 32, 8, 128, 128256, 32000)
+LLAMA_14B = (5120, 17408, 40, 40, 8, 128, 151936, 32000)  # Qwen3-14B's sizes
 LLAMA_1B = (2048, 8192, 16, 32, 8, 64, 128256, 32000)
 TINY = (512, 1024, 12, 16, 4, 128, 4608, 1280)
 SHAPES = {
     name: Shape(**dict(zip(NAMES, sizes, strict=True)))
-    for name, sizes in (("llama-8b", LLAMA_8B), ("llama-1b", LLAMA_1B), ("tiny", TINY))
+    for name, sizes in (
+        ("llama-8b", LLAMA_8B),
+        ("llama-14b", LLAMA_14B),
+        ("llama-1b", LLAMA_1B),
+        ("tiny", TINY),
+    )
 }
 
 Config = dict[str, object]

@@ -23,7 +23,7 @@ TARGET = about('directory, hub id, or a bundled pair: "demo" or "demo-experts"',
 DRAFT = about('EAGLE draft: directory, hub id or "demo"', argument="DRAFT")
 JSON = "one JSON object on stdout and nothing else"
 DEVICE = "auto, cpu, cuda or cuda:N"
-WIDE_SHAPES = ("llama-8b", "llama-1b", "tiny")
+WIDE_SHAPES = ("llama-8b", "llama-14b", "llama-1b", "tiny")
 TEMPLATE = {"unset": "the tokenizer's own", "metavar": "FILE"}
 
 
@@ -204,7 +204,9 @@ class WidenOptions:
     directory: Path = field(metadata=about("where to write the pair", argument="DIRECTORY"))
     source: str = option("demo", "demo, or a directory with target/, eagle3/ and prompts.json")
     shape: str = option(
-        "llama-8b", "llama-8b (18 GB in bfloat16), llama-1b (3 GB) or tiny", choices=WIDE_SHAPES
+        "llama-8b",
+        "llama-8b (18 GB in bfloat16), llama-14b (32 GB), llama-1b (3 GB) or tiny",
+        choices=WIDE_SHAPES,
     )
     dtype: str = option("bfloat16", "bfloat16 or float32", choices=("bfloat16", "float32"))
     device: str = option("auto", DEVICE)

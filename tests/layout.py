@@ -89,6 +89,7 @@ ROWS: dict[str, Row] = {
     "specdec.scheduling.planner": Row(("specdec.scheduling", "specdec.sizes"), ("numpy",)),
     "specdec.scheduling.ways": Row(("specdec.scheduling", "specdec.sizes"), ("numpy",)),
     "specdec.scheduling.history": Row(("specdec.scheduling", "specdec.sizes"), ("numpy",)),
+    "specdec.scheduling.outcomes": Row(("specdec.scheduling", "specdec.sizes"), ("numpy",)),
     "specdec.scheduling.factors": Row(("specdec.scheduling",), ("numpy",)),
     "specdec.scheduling.costs": Row(("specdec.sizes",), ("numpy",)),
     "specdec.scheduling.probes": Row(),

@@ -14,16 +14,6 @@ def depths(parents: Sequence[int]) -> list[int]:
     return found
 
 
-def first_children(parents: Sequence[int]) -> list[int]:
-    """List the rows of the chain in a tree: the root's first child, its first child, and so on."""
-    rows, at = [], 0
-    for row, parent in enumerate(parents, start=1):
-        if parent == at:
-            rows.append(row)
-            at = row
-    return rows
-
-
 def leaf_paths(parents: Sequence[int], num_levels: int) -> list[list[int]]:
     """List the rows from the root to each node without children; deeper levels are left out."""
     depth_of = depths(parents)

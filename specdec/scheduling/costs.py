@@ -17,7 +17,7 @@ from specdec.sizes import PLAIN, DraftShape, TreeShape
 LEAST_PROMPT_ROWS = 64  # for the first prompt that waits, in every step
 MEMORY = 64  # steps that running averages remember
 RATIO_AGING = 512  # steps in which the ratio of a kind that does not run forgets
-RATIO_PARTS = 32  # of 1, in which ratios are told: plans serve while these do not move
+LEAST_WAIT = 1 / 32  # of a step: where the host waits less, the device may have waited for it
 Floats = NDArray[np.floating[Any]]
 Measured = tuple[tuple[int, float], ...]  # (rows, milliseconds), ascending
 
@@ -158,7 +158,7 @@ class StepTimes:
         for drafts, known in of_host.items():
             of_host[drafts] = known + (min(latest, known) - known) / RATIO_AGING
         of_host[kind.drafts] = latest
-        if host_ms > (1 - 1 / RATIO_PARTS) * measured:  # what the device needs is not known
+        if host_ms > (1 - LEAST_WAIT) * measured:  # what the device needs is not known
             return
         ratios = self._ratios.setdefault(kind.load, {})
         before = self._ratio(kind)
@@ -169,9 +169,8 @@ class StepTimes:
         ratios[kind.drafts] = latest
 
     def known(self, kind: StepKind) -> tuple[float, float]:
-        """Return the ratio and the host's milliseconds, rounded: plans serve while they stay."""
-        host_ms = self._host_ms.get(kind.load, {}).get(kind.drafts, 0.0)
-        return round(RATIO_PARTS * self._ratio(kind)) / RATIO_PARTS, float(f"{host_ms:.2g}")
+        """Return the ratio and the host's milliseconds."""
+        return self._ratio(kind), self._host_ms.get(kind.load, {}).get(kind.drafts, 0.0)
 
     def ms(self, kind: StepKind, predicted: Any) -> Any:
         """Correct the predicted milliseconds of one step or of several."""

@@ -8,11 +8,11 @@ if all before it do, and is counted from all drafts of which was seen whether th
 import numpy as np
 
 from specdec.scheduling.costs import MEMORY, Floats
-from specdec.scheduling.gains import Integers
+from specdec.scheduling.gains import Booleans, Integers
 
 PRIOR = 2  # made-up drafts of probability 1/2 that count with those shown; half of them held
 IDLE = 4  # times as fast what is known fades in plain rounds
-CHANGED = 3  # standard deviations: what held then is of another draft than was known
+CHANGED = 2.5  # standard deviations: what held lately is of another draft than was known
 
 
 class Factors:
@@ -27,12 +27,14 @@ class Factors:
         self._most = most
         self._is_sole = is_sole
         self._sums = np.zeros((3, 2, num_levels))  # drafts shown, those that held, those expected
+        self._latest = np.zeros_like(self._sums)
         self._prior = float(PRIOR)
 
     def age(self, num_drafted: int, num_plain: int) -> None:
         """Let what is known fade in rounds with drafts, and faster in plain ones."""
         kept = fading(num_drafted)
-        self._sums *= kept * fading(IDLE * num_plain)
+        for counts in (self._sums, self._latest):
+            counts *= kept * fading(IDLE * num_plain)
         if self._is_sole:
             self._prior *= fading(IDLE * num_plain)
         self._prior = PRIOR - kept * (PRIOR - self._prior)
@@ -54,10 +56,11 @@ class Factors:
         of_kinds = (kinds == np.arange(2)[:, None]).astype(float)  # [2, S]
         counts = is_shown, is_held, is_shown * self.rates(odds, kinds)
         new = np.array([of_kinds @ each for each in counts])
-        variance = new[2] * (1 - new[2] / np.maximum(new[0], 1)) + 1 / 2
-        is_changed = np.abs(new[1] - new[2]) > CHANGED * np.sqrt(variance)
         kept = np.minimum(1, self._most / np.maximum(self._sums[0], 1))
-        self._sums = new + np.where(is_changed, 0, kept * self._sums)
+        self._sums = new + kept * self._sums
+        self._latest = new + self._latest / 2  # rounds of few requests alone show too little
+        for lately in (self._latest, new):
+            self._sums = np.where(_is_changed(*lately), lately, self._sums)
         num_shown, held, expected = self._sums
         prior = self._prior * self.values / (1 + self.values)
         moved = _odds(held + self._prior / 2, num_shown + self._prior)
@@ -71,6 +74,11 @@ class Factors:
 def fading(num_rounds: int) -> float:
     """Return the weight of what was known so many rounds ago."""
     return float((1 - 1 / MEMORY) ** num_rounds)
+
+
+def _is_changed(num_shown: Floats, held: Floats, expected: Floats) -> Booleans:
+    variance = expected * (1 - expected / np.maximum(num_shown, 1)) + 1 / 2
+    return np.asarray(np.abs(held - expected) > CHANGED * np.sqrt(variance))
 
 
 def _odds(count: Floats, total: Floats) -> Floats:

@@ -6,52 +6,29 @@ levels, corrected by a factor (factors.py). A level that was not drafted has the
 level when it last was.
 """
 
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specdec.scheduling.factors import IDLE, Factors, fading
-from specdec.scheduling.gains import Booleans, Floats, Integers, Sample
+from specdec.scheduling.gains import Booleans, Floats, Sample
+from specdec.scheduling.outcomes import (
+    RoundOutcome,
+    Shown,
+    shown_by_chains,
+    shown_by_trees,
+)
 from specdec.sizes import DraftShape
 
 SURE = 1 - 1e-4  # a larger rate counts as this one
-LEAST_ENTRIES = 8  # with fewer nothing is known; as many rounds are merged at a time
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundOutcome:
-    """What one verified round showed, by batch slot; L is the most levels of the shape.
-
-    shape: of the drafts; of a chain, its levels are those that were launched
-    held: [B, L] summed path probabilities of each level's live nodes
-    best: [B, L] the most probable path of each level
-    num_run: levels that were drafted before all stopped
-    num_shown: [B] levels of which was seen whether another draft holds
-    num_verified: [B] drafts that had a row
-    num_accepted: [B] drafts that held
-    num_allowed: [B] the most levels that the request may have; 0 where it must not draft
-    is_sampled: [B] temperature > 0
-    chains: of trees: what chains would have shown in their stead, by the draft's own probabilities
-    """
-
-    shape: DraftShape
-    held: Floats
-    best: Floats
-    num_run: int
-    num_shown: Integers
-    num_verified: Integers
-    num_accepted: Integers
-    num_allowed: Integers
-    is_sampled: Booleans
-    chains: "RoundOutcome | None" = None
+LEAST_ENTRIES = 8  # with fewer nothing is known; as many rounds are taken in at a time
 
 
 class ShapeHistory:
-    """Rounds are kept by `add` and take effect together by `merge`, which is the dear part.
-
-    What they showed fades in all rounds that follow, by `age`.
+    """What rounds showed takes effect by `add`, and fades in all rounds that follow, by `age`.
 
     num_levels: L
     capacity: entries that are kept
@@ -65,58 +42,34 @@ class ShapeHistory:
         self._is_calibrated = is_calibrated
         self.factors = Factors(L, 2 * capacity, is_sole=is_calibrated)
         self._mean_rates = np.full(L, np.nan)
-        self._pending: list[RoundOutcome] = []
         self._odds = np.zeros((0, L))  # the draft's own
         self._best = np.zeros((0, L))
         self._bounds = np.zeros((0, 2), np.intp)  # levels that ran, levels allowed
         self._kinds = np.zeros(0, np.intp)
         self._weights = np.zeros(0)
 
-    @property
-    def num_pending(self) -> int:
-        return len(self._pending)
-
     def num_known(self, kind: int | None) -> int:
         """Count entries of a kind of requests; None: of both."""
         return len(self._kinds) if kind is None else int(np.count_nonzero(self._kinds == kind))
-
-    def add(self, outcome: RoundOutcome) -> None:
-        """Keep a round of at most L levels."""
-        L = self._odds.shape[1]
-        if outcome.held.shape[1] < L:
-            held = _widened(outcome.held, L)
-            best = held if outcome.best is outcome.held else _widened(outcome.best, L)
-            outcome = replace(outcome, held=held, best=best)
-        self._pending.append(outcome)
 
     def age(self, num_drafted: int, num_plain: int) -> None:
         self.factors.age(num_drafted, num_plain)
         kept = fading(num_drafted + IDLE * num_plain)
         self._weights = np.maximum(kept * self._weights, np.finfo(float).tiny)
 
-    def merge(self) -> None:
-        """Take the pending rounds in."""
-        rounds, self._pending = self._pending, []
-        allowed = np.concatenate([each.num_allowed for each in rounds])
-        drafts = allowed > 0
-
-        def joined(name: str) -> NDArray[Any]:
-            return np.concatenate([getattr(each, name) for each in rounds])[drafts]
-
-        kinds = joined("is_sampled").astype(np.intp)
-        run = np.concatenate([np.full(len(each.held), each.num_run) for each in rounds])
-        bounds = np.stack([run, allowed], axis=1)[drafts]
-        rates = np.minimum(_rates(joined("held")), SURE)
+    def add(self, shown: Shown) -> None:
+        kinds = shown.is_sampled.astype(np.intp)
+        rates = np.minimum(_rates(shown.held), SURE)
         odds = rates / (1 - rates)
-        if self._is_calibrated:
-            has_factors = np.concatenate([np.full(len(e.held), e.shape.width == 1) for e in rounds])
-            odds = np.where(has_factors[drafts, None], odds / self.factors.values[kinds], odds)
+        if shown.has_factors:
+            odds = odds / self.factors.values[kinds]
         self._odds = self._latest(self._odds, odds)
-        self._best = self._latest(self._best, joined("best"))
+        self._best = self._latest(self._best, shown.best)
+        bounds = np.stack([shown.num_run, shown.num_allowed], axis=1)
         self._bounds = self._latest(self._bounds, bounds)
         self._kinds = self._latest(self._kinds, kinds)
         self._weights = self._latest(self._weights, np.ones(len(kinds)))
-        self.factors.add(odds, kinds, joined("num_shown"), joined("num_accepted"))
+        self.factors.add(odds, kinds, shown.num_shown, shown.num_accepted)
 
     def sample(self, kind: int | None, num_requests: int) -> Sample:
         """Return the paths of the latest entries of a kind, in groups of num_requests."""
@@ -155,10 +108,54 @@ class ShapeHistory:
         return np.asarray(np.concatenate([old, new])[-self._capacity :])
 
 
-def _widened(levels: Floats, num_levels: int) -> Floats:
-    widened = np.zeros((len(levels), num_levels))
-    widened[:, : levels.shape[1]] = levels
-    return widened
+class Histories:
+    """Of chains of all lengths, of trees by shape, and of the chains in these.
+
+    num_levels: the most of a chain
+    capacity: entries that each keeps
+    """
+
+    def __init__(self, num_levels: int, capacity: int) -> None:
+        self._num_levels = num_levels
+        self._capacity = capacity
+        self.chains = ShapeHistory(num_levels, capacity, is_calibrated=True)
+        self._trees: dict[DraftShape, ShapeHistory] = {}
+        self._in_trees: dict[DraftShape, ShapeHistory] = {}
+
+    def of(self, shape: DraftShape) -> ShapeHistory:
+        if not shape.is_wide:
+            return self.chains
+        if shape not in self._trees:
+            self._trees[shape] = ShapeHistory(shape.levels, self._capacity, is_calibrated=False)
+            self._in_trees[shape] = ShapeHistory(self._num_levels, self._capacity, True)
+        return self._trees[shape]
+
+    def of_chains_in(self, tree: DraftShape) -> ShapeHistory:
+        """Return what chains would have brought where trees of this shape ran."""
+        self.of(tree)
+        return self._in_trees[tree]
+
+    def know(self, shape: DraftShape, kind: int | None) -> bool:
+        return self.of(shape).num_known(kind) >= LEAST_ENTRIES
+
+    def age(self, num_drafted: int, num_plain: int) -> None:
+        for history in (self.chains, *self._trees.values(), *self._in_trees.values()):
+            history.age(num_drafted, num_plain)
+
+    def add(self, rounds: Sequence[RoundOutcome]) -> None:
+        """Take rounds in, those of one tree after another together: it is the dear part."""
+        for tree, group in itertools.groupby(rounds, key=_tree_of):
+            if tree is None:
+                self.chains.add(shown_by_chains([*group]))
+                continue
+            trees, chains = shown_by_trees([*group], self._num_levels)
+            self.of(tree).add(trees)
+            self.chains.add(chains)
+            self.of_chains_in(tree).add(chains)
+
+
+def _tree_of(outcome: RoundOutcome) -> DraftShape | None:
+    return outcome.shape if outcome.shape.is_wide else None
 
 
 def _rates(held: Floats) -> Floats:

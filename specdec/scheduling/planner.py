@@ -8,7 +8,6 @@ A round is launched before the last one is read, so the choice rests on what rec
 It changes when tokens come, never which: any choice is exact.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -17,7 +16,8 @@ import numpy as np
 
 from specdec.scheduling.costs import StepCosts, StepKind
 from specdec.scheduling.gains import Floats, GainCurve
-from specdec.scheduling.history import LEAST_ENTRIES, RoundOutcome, ShapeHistory
+from specdec.scheduling.history import LEAST_ENTRIES, Histories
+from specdec.scheduling.outcomes import RoundOutcome
 from specdec.scheduling.probes import Probes
 from specdec.scheduling.statistics import PlannerStatistics
 from specdec.scheduling.ways import FEW, Load, PromptLoad, Way, Ways, index_of
@@ -105,23 +105,24 @@ class Planner:
         self.num_levels = num_levels
         self._ways = Ways(costs, sizes, threshold)
         self.threshold = self._ways.of_many  # for the drafts after the latest planned round
-        self._histories: dict[DraftShape, ShapeHistory] = {}
-        self._in_trees: dict[DraftShape, ShapeHistory] = {}  # chains, by the shape of the trees
-        self._chains = self._history(chain(num_levels))
+        capacity = max(ENTRIES, 2 * self._ways.most_requests)
+        self._histories = Histories(num_levels, capacity)
         self._probes = Probes()
         self._prompts = PromptLoad()
         # until more is learned
         self._estimates: dict[tuple[DraftShape, int | None, int], list[GainCurve]] = {}
-        self._known: dict[tuple[object, ...], list[Way]] = {}
+        self._known: dict[tuple[object, ...], list[Way]] = {}  # for a few plans
+        self._num_plans = 0  # for which they have served
         self._best = Way(PLAIN, 0.0)  # of the latest plan
         self._curves: dict[int, GainCurve] = {}  # of the latest plan, by the width of drafts
+        self._pending: list[RoundOutcome] = []  # of which nothing was learned yet
         self._num_drafted = self._num_plain = 0  # rounds since something was learned
         self._statistics = PlannerStatistics()
 
     @property
     def factors(self) -> Floats:
         """[2, K] by which the odds of a chain's drafts are multiplied, greedy and sampled."""
-        return self._chains.factors.values
+        return self._histories.chains.factors.values
 
     @property
     def statistics(self) -> PlannerStatistics:
@@ -130,6 +131,9 @@ class Planner:
 
     def plan(self, coming: NextRound) -> RoundPlan:
         self._prompts.add(coming.num_prompt_rows)
+        self._num_plans += 1
+        if self._num_plans > LEAST_ENTRIES:
+            self._forget_ways()
         plan = self._plan(coming)
         self._statistics.num_levels += plan.next_shape.levels
         return plan
@@ -139,7 +143,7 @@ class Planner:
         rows, _ = self._ways.rounds(n)
         if coming.num_drafting == 0:
             return RoundPlan(int(rows[0]), PLAIN)
-        if not self._knows(chain(1), coming.kind):
+        if not self._histories.know(chain(1), coming.kind):
             self.threshold = self._ways.of_many
             num_rows = n * live.rows
             if live.width == 1:
@@ -159,16 +163,13 @@ class Planner:
         """List all ways to go on, those with fewer levels first. Contexts count in half rounds."""
         n, num_drafting, kind = coming.num_requests, coming.num_drafting, coming.kind
         tree = self._tree(coming)
-        if tree is not None and not self._knows(tree, kind):
+        if tree is not None and not self._histories.know(tree, kind):
             tree = None
-        half_ms = self._costs.plain_ms(n) / 2
-        num_halves = round(self._costs.ms_per_key * coming.num_keys / half_ms)
-        share, num_rows = self._prompts.rounded
-        kinds = itertools.product((False, True), (PLAIN, chain(1), tree or PLAIN))
-        times = [self._ways.times.known(StepKind(n, *each)) for each in kinds]
-        key = n, num_drafting, kind, tree, num_halves, share, num_rows, *times
+        key = n, num_drafting, kind, tree
         if key not in self._known:
-            load = Load(n, num_drafting, num_halves * half_ms, share, num_rows)
+            half_ms = self._costs.plain_ms(n) / 2
+            keys_ms = half_ms * round(self._costs.ms_per_key * coming.num_keys / half_ms)
+            load = Load(n, num_drafting, keys_ms, self._prompts.share, self._prompts.num_rows)
             curves = self._curves_of(chain(1), kind, num_drafting)
             ways = [self._ways.plain(load), *self._ways.chains(curves, load)]
             if tree is not None:
@@ -185,7 +186,7 @@ class Planner:
         num_similar = num_drafting - num_drafting % max(num_drafting // FEW, 1)
         key = shape, kind, num_similar
         if key not in self._estimates:
-            sample = self._history(shape).sample(kind, num_similar)
+            sample = self._histories.of(shape).sample(kind, num_similar)
             self._estimates[key] = self._ways.curves(sample, num_drafting)
         return self._estimates[key]
 
@@ -194,15 +195,16 @@ class Planner:
 
         Those may have been other requests: the last ones of a burst are the hard ones.
         """
-        beside = self._in_trees.get(tree)
-        if beside is None or beside.num_known(kind) < LEAST_ENTRIES:
+        beside = self._histories.of_chains_in(tree)
+        if beside.num_known(kind) < LEAST_ENTRIES:
             return 1.0
+        curve = self._curves_of(chain(1), kind, num_drafting)[0]
         key = tree, kind, -num_drafting  # trees themselves have the positive number
         if key not in self._estimates:
             sample = beside.sample(kind, num_drafting)
-            self._estimates[key] = self._ways.curves(sample, num_drafting)
-        of_both = self._estimates[key], self._curves_of(chain(1), kind, num_drafting)
-        then, now = (float(curves[0].means[tree.levels - 1]) for curves in of_both)
+            self._estimates[key] = [GainCurve(sample, curve.threshold)]
+        of_both = self._estimates[key][0], curve
+        then, now = (float(each.means[tree.levels - 1]) for each in of_both)
         return min(max(now / then, 1 / 2), 2.0) if then > 0 else 1.0
 
     def _num_rows(self, coming: NextRound, rate: float) -> int:
@@ -233,7 +235,7 @@ class Planner:
         """
         tree, best = self._tree(coming), self._best.shape
         pays = best != PLAIN
-        if tree is not None and pays and not self._knows(tree, coming.kind):
+        if tree is not None and pays and not self._histories.know(tree, coming.kind):
             return Way(tree, 0.0)
         is_due = self._probes.is_due(pays, coming.num_drafting)
         if not is_due or best.width > 1:
@@ -256,10 +258,8 @@ class Planner:
 
         has_time: the GPU has other work meanwhile; else what takes long is left for later
         """
-        num_verified, num_accepted = (
-            int(outcome.num_verified.sum()),
-            int(outcome.num_accepted.sum()),
-        )
+        num_verified = int(outcome.num_verified.sum())
+        num_accepted = int(outcome.num_accepted.sum())
         assert num_accepted <= num_verified, f"{num_accepted=} of {num_verified} drafts verified"
         self._statistics.rounds[outcome.shape] += 1
         predicted = self._predicted(outcome, num_verified)
@@ -267,17 +267,10 @@ class Planner:
         if not outcome.num_allowed.any():
             return
         self._num_drafted += 1
-        history = self._history(outcome.shape)
-        history.add(outcome)
-        if outcome.chains is not None:
-            self._chains.add(outcome.chains)
-            if outcome.shape not in self._in_trees:
-                self._in_trees[outcome.shape] = self._new_history(self.num_levels, True)
-            self._in_trees[outcome.shape].add(outcome.chains)
+        self._pending.append(outcome)
         most = LEAST_ENTRIES if has_time else 2 * LEAST_ENTRIES
-        num_pending = max(history.num_pending, self._chains.num_pending)
         is_probe = self._best.shape == PLAIN
-        if is_probe or num_pending >= most or not self._knows(outcome.shape, None):
+        if is_probe or len(self._pending) >= most or not self._histories.know(outcome.shape, None):
             self._learn()
 
     def _predicted(self, outcome: RoundOutcome, num_verified: int) -> float | None:
@@ -323,27 +316,16 @@ class Planner:
             sums.measured_tokens += num_requests + num_accepted
 
     def _learn(self) -> None:
-        for history in (*self._histories.values(), *self._in_trees.values()):
-            history.age(self._num_drafted, self._num_plain)
-            if history.num_pending:
-                history.merge()
+        self._histories.age(self._num_drafted, self._num_plain)
+        self._histories.add(self._pending)
+        self._pending.clear()
         self._num_drafted = self._num_plain = 0
         self._estimates.clear()
+        self._forget_ways()
+
+    def _forget_ways(self) -> None:
         self._known.clear()
-
-    def _history(self, shape: DraftShape) -> ShapeHistory:
-        is_chain = shape.width == 1
-        key = chain(self.num_levels) if is_chain else shape
-        if key not in self._histories:
-            self._histories[key] = self._new_history(key.levels, is_chain)
-        return self._histories[key]
-
-    def _new_history(self, num_levels: int, is_calibrated: bool) -> ShapeHistory:
-        capacity = max(ENTRIES, 2 * self._ways.most_requests)
-        return ShapeHistory(num_levels, capacity, is_calibrated)
+        self._num_plans = 0
 
     def _tree(self, coming: NextRound) -> DraftShape | None:
         return None if self._costs.tree is None else coming.tree
-
-    def _knows(self, shape: DraftShape, kind: int | None) -> bool:
-        return self._history(shape).num_known(kind) >= LEAST_ENTRIES

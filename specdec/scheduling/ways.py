@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec.scheduling.costs import LEAST_PROMPT_ROWS, MEMORY, StepCosts, StepKind, StepTimes
+from specdec.scheduling.costs import MEMORY, StepCosts, StepKind, StepTimes
 from specdec.scheduling.gains import Floats, GainCurve, Sample
 from specdec.sizes import PLAIN, DraftShape, chain
 
@@ -39,25 +39,19 @@ class Load(NamedTuple):
     num_drafting: int
     keys_ms: float
     share: float
-    num_prompt_rows: int
+    num_prompt_rows: float
 
 
 class PromptLoad:
     """Running averages: the share of steps in which prompts ride, and how many rows of them."""
 
     def __init__(self) -> None:
-        self._share = self._rows = 0.0
+        self.share = self.num_rows = 0.0
 
     def add(self, num_rows: int) -> None:
-        self._share += ((num_rows > 0) - self._share) / MEMORY
+        self.share += ((num_rows > 0) - self.share) / MEMORY
         if num_rows:
-            self._rows += (num_rows - self._rows) / (MEMORY if self._rows else 1)
-
-    @property
-    def rounded(self) -> tuple[float, int]:
-        """Return the share in eighths, and rows in the least that ride: ways are kept so long."""
-        rows = LEAST_PROMPT_ROWS * round(self._rows / LEAST_PROMPT_ROWS)
-        return round(FEW * self._share) / FEW, rows
+            self.num_rows += (num_rows - self.num_rows) / (MEMORY if self.num_rows else 1)
 
 
 class Ways:

@@ -348,7 +348,7 @@ def test_drafts_that_stop_have_no_rows_and_no_probabilities_further_on(
     params = [greedy(16)] * 4
     assert texts(llm, prompts[:4], params) == texts(plain(), prompts[:4], params)
     verified = np.concatenate([each.num_verified for each in outcomes])
-    drafted = np.concatenate([(each.held > 0).sum(axis=1) for each in outcomes])
+    drafted = np.concatenate([(each.probs > 0).sum(axis=1) for each in outcomes])
     room = np.concatenate([each.num_allowed for each in outcomes])
     assert np.array_equal(verified, np.minimum(drafted, room))
     assert set(verified) >= {1, 2, 5}

@@ -17,6 +17,7 @@ from specdec import LLM, SamplingParams, sizes
 from specdec.requests.metrics import Counter
 from specdec.rounds.step_sizes import Proposal
 from specdec.scheduling.costs import StepCosts
+from specdec.scheduling.outcomes import shown_by_chains, shown_by_trees
 from specdec.scheduling.planner import RoundPlan
 from specdec.sizes import BLOCK_SIZE, TreeShape, chain
 from specdec.start import load
@@ -368,13 +369,16 @@ def chains_seen(llm, kinds, prompts, params):
 
     def outcome(work, shape, result):
         found = real(work, shape, result)
-        chains = found.chains or found
-        for b, request in enumerate(work.verifying):
-            assert chains.num_allowed[b] <= request.num_speculative_tokens
-            if chains.num_allowed[b]:
-                at = tuple(request.prompt_token_ids), request.num_tokens
-                numbers = chains.num_shown[b], chains.num_accepted[b]
-                seen[at] = chains.held[b], *map(int, numbers)
+        if shape.is_wide:
+            _, chains = shown_by_trees([found], llm.sizes.num_speculative_tokens)
+        else:
+            chains = shown_by_chains([found])
+        pairs = zip(work.verifying, found.num_allowed, strict=True)
+        for i, request in enumerate(request for request, allowed in pairs if allowed):
+            assert chains.num_allowed[i] <= request.num_speculative_tokens
+            at = tuple(request.prompt_token_ids), request.num_tokens
+            numbers = chains.num_shown[i], chains.num_accepted[i]
+            seen[at] = chains.held[i], *map(int, numbers)
         return found
 
     feedback._outcome = outcome

@@ -1,14 +1,11 @@
 """The loop with a planner, which is told what an engine tells it."""
 
-import itertools
-
 import numpy as np
 
 from specdec.config import MAX_PROMPT_SLOWDOWN
-from specdec.feedback import outcome_of
 from specdec.passes.captured import shared_shapes
-from specdec.requests.draft_tree import first_children
 from specdec.scheduling.costs import PromptBudget, StepCosts, TreeCosts
+from specdec.scheduling.outcomes import RoundOutcome
 from specdec.scheduling.planner import Planner, StepSize
 from specdec.sizes import PLAIN, chain
 from tests.specdec.scheduling import loop_world
@@ -60,11 +57,11 @@ class Adapter:
         probs = np.zeros((len(requests), shape.nodes if step.is_tree else K))
         for row, of_request in zip(probs, paths, strict=True):
             row[: len(of_request)] = of_request[: shape.nodes]
-        parents = [each.parents[: shape.nodes] for each in step.drafts] if step.is_tree else None
-        outcome = outcome_of(
-            shape,
-            probs,
-            parents,
+        parents = [each.parents[: shape.nodes] for each in step.drafts] if step.is_tree else ()
+        outcome = RoundOutcome(
+            shape=shape,
+            probs=probs,
+            parents=parents,
             num_verified=np.array(step.verified) * runs,
             num_accepted=(np.array(step.counts) - 1) * runs,
             num_allowed=K * runs,
@@ -76,11 +73,15 @@ class Adapter:
 
 
 def on_chains(step):
+    """Count the drafts that held and are first children all the way."""
     found = []
     for tree, count in zip(step.drafts, step.counts, strict=True):
-        chain_rows = first_children(tree.parents)
-        pairs = zip(tree.path[: count - 1], chain_rows, strict=False)
-        found.append(sum(itertools.takewhile(bool, (a == b for a, b in pairs))))
+        at = num_held = 0
+        for row in tree.path[: count - 1]:
+            if row != 1 + tree.parents.index(at):
+                break
+            at, num_held = row, num_held + 1
+        found.append(num_held)
     return np.array(found)
 
 

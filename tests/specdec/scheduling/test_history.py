@@ -6,37 +6,35 @@ import numpy as np
 import pytest
 
 from specdec.scheduling.gains import GainCurve
-from specdec.scheduling.history import RoundOutcome, ShapeHistory
-from specdec.sizes import chain
+from specdec.scheduling.history import ShapeHistory
+from specdec.scheduling.outcomes import Shown
 
 K = 4
 
 
-def outcome(rates, num_run=K, allowed=K, num_accepted=0, shown=None, is_sampled=False):
-    """A round of chains that say these rates; all drafts were verified."""
+def shown(rates, num_run=K, allowed=K, num_accepted=0, num_shown=None, is_sampled=False):
+    """What a round of chains showed that say these rates; all drafts were verified."""
     B = len(rates)
     padded = np.zeros((B, K))
     padded[:, : len(rates[0])] = rates
     bounds = np.broadcast_to(allowed, B)
-    held = padded.cumprod(axis=1)
-    return RoundOutcome(
-        shape=chain(num_run),
+    held = padded.cumprod(axis=1) * (np.arange(K) < bounds[:, None])
+    return Shown(
         held=held,
         best=held,
-        num_run=num_run,
-        num_shown=np.minimum(bounds, num_run) if shown is None else np.broadcast_to(shown, B),
-        num_verified=np.minimum(bounds, num_run),
+        num_run=np.full(B, num_run),
+        num_shown=np.minimum(bounds, num_run if num_shown is None else num_shown),
         num_accepted=np.broadcast_to(num_accepted, B),
         num_allowed=bounds,
         is_sampled=np.full(B, is_sampled),
+        has_factors=True,
     )
 
 
-def history(*outcomes, capacity=100, is_calibrated=True):
+def history(*rounds, capacity=100, is_calibrated=True):
     made = ShapeHistory(K, capacity, is_calibrated)
-    for each in outcomes:
-        made.add(each)
-        made.merge()
+    for each in rounds:
+        made.add(replace(each, has_factors=is_calibrated))
     return made
 
 
@@ -46,12 +44,12 @@ def paths(seen, kind=None):
 
 
 def unseen(rates, **given):
-    return outcome(rates, shown=0, **given)
+    return shown(rates, num_shown=0, **given)
 
 
 def test_paths_end_at_the_bound_of_the_request():
-    seen = history(unseen([[0.5, 0.4, 0.2, 0.1]] * 3, allowed=[4, 2, 0]))
-    assert seen.num_known(None) == 2  # a request that must not draft is no entry
+    seen = history(unseen([[0.5, 0.4, 0.2, 0.1]] * 2, allowed=[4, 2]))
+    assert seen.num_known(None) == 2
     assert paths(seen) == pytest.approx(np.array([[0.5, 0.2, 0.04, 0.004], [0.5, 0.2, 0, 0]]))
 
 
@@ -61,7 +59,6 @@ def test_a_level_not_drafted_now_has_the_rate_of_when_it_was():
         paths(seen)
     for _ in range(8):
         seen.add(unseen([[0.6, 0.5]], num_run=2))
-    seen.merge()
     # the third level as it was; the fourth, never drafted, as the third
     assert paths(seen)[-1] == pytest.approx(np.cumprod([0.6, 0.5, 0.3, 0.3]), rel=0.05)
 
@@ -77,8 +74,8 @@ def test_a_mean_rate_is_that_of_drafts_whose_parents_hold():
 @pytest.mark.parametrize("is_calibrated", [True, False])
 def test_nodes_of_probability_0_and_sure_ones_leave_gains_finite(is_calibrated):
     """0 / 0 was a rate once: a node below the least probability that results can tell."""
-    shown = outcome([[0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [1e-30, 1.0, 1.0, 1.0]])
-    seen = history(*[shown] * 5, is_calibrated=is_calibrated)
+    of_all = shown([[0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [1e-30, 1.0, 1.0, 1.0]])
+    seen = history(*[of_all] * 5, is_calibrated=is_calibrated)
     sample = seen.sample(None, 3)
     for threshold in (0.0, 0.2):
         curve = GainCurve(sample, threshold)
@@ -98,8 +95,8 @@ def test_as_many_are_expected_as_hold(said, holds):
             odds = said / (1 - said) * (seen.factors.values[0, 0] if is_calibrated else 1)
             rate = odds / (1 + odds)
             seen.age(1, 0)
-            seen.add(outcome(np.full((32, 1), rate), num_run=1, num_accepted=np.minimum(held, 1)))
-            seen.merge()
+            of_round = shown(np.full((32, 1), rate), num_run=1, num_accepted=np.minimum(held, 1))
+            seen.add(replace(of_round, has_factors=is_calibrated))
         assert paths(seen)[:, 0].mean() == pytest.approx(holds, abs=0.05)
         factor = holds / (1 - holds) / (said / (1 - said))
         assert seen.factors.values[0, 0] == pytest.approx(factor, rel=0.3, abs=0.02)
@@ -109,7 +106,7 @@ def test_as_many_are_expected_as_hold(said, holds):
 def test_a_level_is_judged_where_all_before_it_held():
     """The second level always holds after the first, which it does in every second round."""
     rates, held = [[0.5, 0.5]] * 2, [0, 2]
-    seen = history(*[outcome(rates, num_run=2, num_accepted=held)] * 40)
+    seen = history(*[shown(rates, num_run=2, num_accepted=held)] * 40)
     first, second = seen.factors.values[0, :2]
     assert first == pytest.approx(1, rel=0.1)
     assert second > 4
@@ -118,9 +115,11 @@ def test_a_level_is_judged_where_all_before_it_held():
 def test_kinds_of_requests_have_factors_and_entries_of_their_own():
     seen = ShapeHistory(K, 100, is_calibrated=False)
     for _ in range(20):
-        seen.add(outcome([[0.5]] * 2, num_run=1, num_accepted=1))
-        seen.add(outcome([[0.5]] * 1, num_run=1, num_accepted=0, is_sampled=True))
-        seen.merge()
+        for of_round in (
+            shown([[0.5]] * 2, num_run=1, num_accepted=1),
+            shown([[0.5]] * 1, num_run=1, num_accepted=0, is_sampled=True),
+        ):
+            seen.add(replace(of_round, has_factors=False))
     assert seen.factors.values[0, 0] > 2
     assert seen.factors.values[1, 0] < 0.5
     assert [seen.num_known(kind) for kind in (0, 1, None)] == [40, 20, 60]
@@ -128,20 +127,20 @@ def test_kinds_of_requests_have_factors_and_entries_of_their_own():
 
 
 def test_what_is_new_outweighs_what_has_aged():
-    seen = history(*[outcome([[0.6]] * 8, num_run=1)] * 20, capacity=256, is_calibrated=False)
+    seen = history(*[shown([[0.6]] * 8, num_run=1)] * 20, capacity=256, is_calibrated=False)
     assert paths(seen)[:, 0].mean() < 0.05
     before = seen.factors.values[0, 0]
     seen.age(0, 32)
     assert seen.factors.values[0, 0] == before, "that nothing was drafted shows nothing"
     some_held = [1, 1, 1, 1, 1, 0, 0, 0]
     for _ in range(2):
-        seen.add(outcome([[0.6]] * 8, num_run=1, num_accepted=some_held))
-        seen.merge()
+        of_round = shown([[0.6]] * 8, num_run=1, num_accepted=some_held)
+        seen.add(replace(of_round, has_factors=False))
     assert GainCurve(seen.sample(None, 1), 0.0).means[0] > 0.2
 
 
 def test_rounds_without_end_leave_weights_that_can_be_divided_by():
-    seen = history(outcome([[0.6]] * 8, num_run=1))
+    seen = history(shown([[0.6]] * 8, num_run=1))
     for _ in range(100):
         seen.age(0, 10**4)
     assert np.isfinite(GainCurve(seen.sample(None, 1), 0.0).means).all()
@@ -149,12 +148,11 @@ def test_rounds_without_end_leave_weights_that_can_be_divided_by():
 
 def test_trees_stop_by_the_drafts_own_best_paths():
     """The sum of a level is calibrated, the vote is what the device sees."""
-    shown = outcome([[0.9, 0.9, 0.9, 0.9]] * 4, num_accepted=0)
+    of_round = shown([[0.9, 0.9, 0.9, 0.9]] * 4, num_accepted=0)
     best = np.full((4, K), 0.25)
     seen = ShapeHistory(K, 100, is_calibrated=False)
     for _ in range(10):
-        seen.add(replace(shown, best=best))
-        seen.merge()
+        seen.add(replace(of_round, best=best, has_factors=False))
     sample = seen.sample(None, 4)
     assert sample.held[0, 0, 0] < 0.2
     assert GainCurve(sample, 0.2).levels_run[-1] == pytest.approx(K)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from specdec.scheduling.costs import StepCosts, TreeCosts
 from specdec.scheduling.gains import GainCurve, Sample
-from specdec.scheduling.history import RoundOutcome
+from specdec.scheduling.outcomes import RoundOutcome
 from specdec.scheduling.planner import NEARLY, NextRound, Planner, RoundPlan, StepSize
 from specdec.scheduling.ways import THRESHOLDS, Load, PromptLoad, Ways, chain
 from specdec.sizes import PLAIN, TreeShape
@@ -38,21 +38,25 @@ def coming(num_requests, live=PLAIN, num_drafting=None, num_keys=0, **more):
 def outcome(
     num_requests, rate=0.5, num_accepted=0, levels=K, allowed=K, is_sampled=False, shape=None
 ):
-    """A round of chains, or of trees as good, in which all drafts were verified."""
+    """A round of chains, or of trees with such levels, in which all drafts were verified."""
     bounds = np.broadcast_to(allowed, num_requests)
     rates = np.broadcast_to(rate, (num_requests, K)) * (np.arange(K) < levels)
-    held = rates.cumprod(axis=1)
     verified = np.minimum(bounds, levels)
+    held = np.minimum(num_accepted, verified)
+    probs = rates.cumprod(axis=1)
+    of_trees = {}
+    if shape is not None:  # of two nodes in each level, one is in the chain
+        probs = np.pad(np.repeat(probs / 2, 2, axis=1), ((0, 0), (0, shape.nodes - 2 * K)))
+        parents = [0, 0, *(row for row in range(1, 2 * K - 2, 2) for _ in range(2))]
+        of_trees = {"parents": [parents] * num_requests, "num_on_chains": held // 2}
     return RoundOutcome(
         shape=shape or chain(levels),
-        held=held,
-        best=held,
-        num_run=levels,
-        num_shown=verified,
+        probs=probs,
         num_verified=verified if shape is None else np.full(num_requests, shape.nodes),
-        num_accepted=np.minimum(num_accepted, verified),
+        num_accepted=held,
         num_allowed=bounds,
         is_sampled=np.full(num_requests, is_sampled),
+        **of_trees,
     )
 
 
@@ -164,9 +168,10 @@ def test_rows_of_drafts_that_exist_are_worth_the_best_rate_not_their_own():
         )
         planner = Planner(costs, [(4, 4), (4, 8), (4, 12)], 2)
         for _ in range(20):
-            held = np.tile([0.5, 0.25], (4, 1))
-            shown = outcome(4, levels=2)
-            planner.observe(replace(shown, held=held, best=held, num_shown=0 * shown.num_shown))
+            probs = np.tile([0.5, 0.25], (4, 1))
+            planner.observe(
+                replace(outcome(4), shape=chain(2), probs=probs, num_verified=np.zeros(4, int))
+            )
         assert planner.plan(coming(4, chain(2))).num_rows == expected
 
 
@@ -240,9 +245,10 @@ def test_bounds_of_requests_are_no_gain():
 
 
 def test_long_contexts_make_drafts_pay():
-    planner = taught(replace(COSTS, ms_per_key=1e-5), 256, 0.3)
-    assert planner.plan(coming(256)).next_shape == PLAIN
-    assert planner.plan(coming(256, num_keys=10**7)).next_shape.levels > 0
+    costs = replace(COSTS, ms_per_key=1e-5)
+    for num_keys, pays in ((0, False), (10**7, True)):
+        plan = taught(costs, 256, 0.3).plan(coming(256, num_keys=num_keys))
+        assert (plan.next_shape != PLAIN) == pays
 
 
 def test_what_a_few_requests_bring_is_estimated_anew_once_more_is_known():
@@ -298,13 +304,13 @@ def test_rows_that_verify_make_room_for_prompts_in_the_tiles_of_a_step():
 
 def test_the_load_of_prompts_is_a_running_average():
     load = PromptLoad()
-    assert load.rounded == (0, 0)
+    assert (load.share, load.num_rows) == (0, 0)
     for i in range(400):
         load.add(120 if i % 2 else 0)
-    assert load.rounded == (0.5, 128)
+    assert (load.share, load.num_rows) == (pytest.approx(0.5, abs=0.02), 120)
     for _ in range(400):
         load.add(0)
-    assert load.rounded == (0, 128)
+    assert (load.share, load.num_rows) == (pytest.approx(0, abs=0.01), 120)
 
 
 @pytest.mark.parametrize(
@@ -363,16 +369,29 @@ def test_where_the_host_takes_longer_than_the_device_its_time_decides(plain_ms, 
     assert planner.plan(coming(8, chain(K))).next_shape == chain(levels)
 
 
+def test_a_choice_serves_for_a_few_rounds_and_no_longer():
+    """Weighing all ways anew takes the host as long as a round of a small model takes the GPU."""
+    planner = taught(COSTS, 8, 0.5)
+    first = planner.plan(coming(8, chain(K))).next_shape
+    size = StepSize(num_requests=8, num_rows=40, num_prompt_rows=0, num_keys=0, shape=chain(K))
+    for _ in range(300):
+        planner.observe_time(size, 50.0, 0.0)
+    later = [planner.plan(coming(8, chain(K))).next_shape for _ in range(9)]
+    assert first != PLAIN
+    assert later[0] == first
+    assert later[-1] == PLAIN
+
+
 def test_what_takes_long_is_left_until_the_gpu_has_other_work():
     planner = taught(COSTS, 2, 0.9)
     planner.plan(coming(2))
 
     def rounds_until_something_is_learned(has_time):
-        while planner._chains.num_pending:
+        while planner._pending:
             planner.observe(outcome(2, 0.9, 3))
         for count in range(1, 40):
             planner.observe(outcome(2, 0.9, 3), has_time)
-            if not planner._chains.num_pending:
+            if not planner._pending:
                 return count
         return None
 

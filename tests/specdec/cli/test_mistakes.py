@@ -57,7 +57,10 @@ MISTAKES = [
     ("load demo demo/x", "allowed: demo, demo/eagle3, demo/eagle1"),
     ("convert {}/none", "'{}/none' does not exist (see specdec convert --help)"),
     ("convert {}", "needs pytorch_model.bin or"),
-    ("widen {}/out --shape huge", "--shape 'huge': allowed are llama-8b, llama-14b, llama-1b, tiny"),
+    (
+        "widen {}/out --shape huge",
+        "--shape 'huge': allowed are llama-8b, llama-14b, llama-1b, tiny",
+    ),
     ("widen {}/out --source {}", "--source {}: no target/config.json in it; give demo"),
     # the draft
     (
@@ -77,7 +80,7 @@ MISTAKES = [
     ),
     (
         "bench demo --trees 8x6x4",
-        "--trees 8x6x4 is for the suites context, trees: give one of them",
+        "--trees 8x6x4 is for the suites context, loop, trees, requests: give one of them",
     ),
     (
         "bench demo --temperatures 0.7",

@@ -40,13 +40,19 @@ MODELS = {  # by KEYS, from published config.json; then the width of the head's 
 }
 
 
+def draft_vocabulary(model: str) -> int:
+    """Count the ids that the head knows."""
+    _, *sizes = MODELS[model].split()
+    return min(HEAD_VOCABULARY, int(sizes[KEYS.index("vocab_size") - 1]))
+
+
 def write_pair(out: Path, model: str) -> None:
     """Write out/target and out/eagle3, whose weights take no space: they are never read."""
     model_type, *sizes = MODELS[model].split()
     *numbers, head_width = map(json.loads, sizes)
     config = COMMON | dict(zip(KEYS, [model_type, *numbers], strict=True))
     V, D = (int(str(config[key])) for key in ("vocab_size", "hidden_size"))
-    W = min(HEAD_VOCABULARY, V)
+    W = draft_vocabulary(model)
     head = config | {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
     head |= {"intermediate_size": head_width, "num_hidden_layers": 1, "draft_vocab_size": W}
     [layer] = _layers(head)

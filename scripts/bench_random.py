@@ -1,117 +1,44 @@
 """Run `specdec bench` on random weights of a published model's sizes, with an EAGLE-3 head.
 
     python -m scripts.bench_random qwen3-30b-a3b --suite rounds -k 3 --batch 1,8,64 --json FILE
+    python -m scripts.bench_random qwen3-30b-a3b --accept demo-experts --suite loop --adaptive
 
 For the time that steps take where no checkpoint is at hand: weights are drawn on the device, rows
 choose different experts, and drafts hold by luck alone. All options of `specdec bench` may follow.
+
+--accept makes drafts hold as often as those of a pair that was measured, or at given rates by
+level, of which the last one is for all further levels too: 0.8,0.7. What is drafted then decides on
+the text, so outputs are not compared: the suite loop alone is run so, and its rows say it.
 """
 
-import json
-import shutil
+import argparse
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
-import torch
-from torch import Tensor
-
+from scripts.forced_acceptance.patches import forced, rates_of
+from scripts.random_pair import MODELS, draft_vocabulary, draw, write_pair
 from specdec.cli import main as specdec
-from weights.arrange import arrange
-from weights.config import LayerKind
-from weights.demo import demo_directory, demo_prompts
-from weights.errors import Problems
-from weights.families.kinds import read_layers
-from weights.families.table import FAMILIES
-from weights.fields import Fields
-from weights.report import Log
-from weights.shapes import Shapes, layer_shapes
-
-Config = dict[str, object]
-HEAD_VOCABULARY = 32000
-COMMON: Config = {
-    **{"hidden_act": "silu", "torch_dtype": "bfloat16", "tie_word_embeddings": False},
-    **{"norm_topk_prob": True, "sliding_window": None},
-}
-KEYS = (
-    *("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "head_dim", "vocab_size", "rope_theta", "max_position_embeddings"),
-    *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "intermediate_size"),
-)
-MODELS = {  # by KEYS, from published config.json; then the width of the head's MLP
-    "qwen3-30b-a3b": "qwen3_moe 2048 48 32 4 128 151936 1e6 40960 128 8 768 6144 12288",
-    "mixtral-8x7b": "mixtral 4096 32 32 8 128 32000 1e6 32768 8 2 14336 14336 14336",
-    "tiny": "qwen3_moe 128 8 2 1 64 4096 1e4 2048 8 2 32 128 128",
-}
-
-
-def write_pair(out: Path, model: str) -> None:
-    """Write out/target and out/eagle3, whose weights take no space: they are never read."""
-    model_type, *sizes = MODELS[model].split()
-    *numbers, head_width = map(json.loads, sizes)
-    config = COMMON | dict(zip(KEYS, [model_type, *numbers], strict=True))
-    V, D = (int(str(config[key])) for key in ("vocab_size", "hidden_size"))
-    W = min(HEAD_VOCABULARY, V)
-    head = config | {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
-    head |= {"intermediate_size": head_width, "num_hidden_layers": 1, "draft_vocab_size": W}
-    [layer] = _layers(head)
-    shapes = layer_shapes("midlayer.", layer, 2 * D)
-    shapes |= {"fc.weight": (D, 3 * D), "norm.weight": (D,), "lm_head.weight": (W, D)}
-    _write(out / "eagle3", head, shapes | {"midlayer.hidden_norm.weight": (D,), "d2t": (W,)})
-    shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,)}
-    for i, kind in enumerate(_layers(config)):
-        shapes |= layer_shapes(f"model.layers.{i}.", kind, D)
-    _write(out / "target", config, shapes | {"lm_head.weight": (V, D)})
-    for file in demo_directory("target").glob("tokenizer*"):
-        shutil.copy(file, out / "target")
-    (out / "prompts.json").write_text(json.dumps(demo_prompts()))
-
-
-def _layers(config: Config) -> tuple[LayerKind, ...]:
-    fields = Fields(config, "config.json", Problems(Path()))
-    family = FAMILIES[str(config["model_type"])]
-    return read_layers(fields, family, int(str(config["num_hidden_layers"])), sys.maxsize, Log())
-
-
-def _write(out: Path, config: Config, shapes: Shapes) -> None:
-    out.mkdir()
-    (out / "config.json").write_text(json.dumps(config))
-    header, end = {}, 0
-    for name, shape in shapes.items():
-        start, end = end, end + torch.Size(shape).numel() * (8 if name == "d2t" else 2)
-        dtype = "I64" if name == "d2t" else "BF16"
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    with (out / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)  # the rest is a hole
-
-
-def draw(
-    reader: object,
-    wanted: Shapes,
-    *_: object,
-    dtype: torch.dtype,
-    device: torch.device,
-    **__: object,
-) -> dict[str, Tensor]:
-    """Draw what a checkpoint would hold: norms are 1, biases 0, products keep the size of rows."""
-    tensors = arrange(wanted).empty(dtype, device)
-    generator = torch.Generator(device).manual_seed(0)
-    for name, x in tensors.items():
-        if x.ndim == 1:
-            x.fill_(float(not name.endswith("bias")))
-        else:
-            x.normal_(0, x.shape[-1] ** -0.5, generator=generator)
-    return tensors
 
 
 def main(model: str = "--help", *rest: str) -> None:
     if model not in MODELS:
         raise SystemExit(f"{model}: give one of {', '.join(MODELS)}")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--accept")
+    given, others = parser.parse_known_args(rest)
+    acceptance = nullcontext()
+    if given.accept is not None:
+        parser.add_argument("--suite")
+        if parser.parse_known_args(rest)[0].suite != "loop":
+            raise SystemExit("--accept: outputs are not compared, give --suite loop")
+        acceptance = forced(rates_of(given.accept), draft_vocabulary(model))
     with tempfile.TemporaryDirectory() as out, mock.patch("weights.load.read_tensors", draw):
         write_pair(Path(out), model)
-        specdec(["bench", f"{out}/target", "--draft", f"{out}/eagle3", *rest])
+        with acceptance:
+            specdec(["bench", f"{out}/target", "--draft", f"{out}/eagle3", *others])
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from specdec.bench.serving import GREEDY, Outputs, Served, merged, serve
 from specdec.bench.timing import tokens_needed
 from specdec.engine import Engine
 from specdec.requests.params import SamplingParams
+from specdec.sizes import MAX_TREE_REQUESTS
 from specdec.start.speculation import AUTO_TREE, MOST_LEVELS, Drafting, of_draft
 from weights.load import LoadedEagle
 
@@ -51,8 +52,9 @@ class Bench:
 
     @property
     def drafting(self) -> list[Drafting]:
-        """List what suites of loads run: each K, then as many drafts as pay."""
+        """List what suites of loads run: each K, each of --trees, then as many drafts as pay."""
         found = [Drafting(K) for K in self.ks]
+        found += [Drafting(tree.num_levels, tree=tree) for tree in self.options.trees or ()]
         if self.options.adaptive and self.pair.eagle is not None:
             found.append(self.auto(self.pair.eagle))
         return found
@@ -69,6 +71,13 @@ class Bench:
             return True
         self.skipped.append(what)
         return False
+
+    def runs_at_once(self, drafting: Drafting, batch: int, what: str) -> bool:
+        """Say whether so many requests may draft so; if they may not, note what is skipped."""
+        if drafting.has_fixed_tree and batch > MAX_TREE_REQUESTS:
+            self.skipped.append(f"{what} (trees run for at most {MAX_TREE_REQUESTS} requests)")
+            return False
+        return True
 
     def prompts(self, batch: int) -> list[list[int]]:
         """Give at least `num_prompts`, in order, repeated if a batch needs more than there are."""

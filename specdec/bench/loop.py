@@ -35,6 +35,7 @@ from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
 from specdec.scheduling.statistics import PlannerStatistics
+from specdec.sizes import MAX_TREE_REQUESTS
 from specdec.start.speculation import Drafting
 from weights.load import LoadedEagle
 
@@ -73,7 +74,8 @@ def loop(bench: Bench) -> Iterator[Row]:
 def _loads(bench: Bench, drafting: Drafting) -> Iterator[Row]:
     options, K = bench.options, drafting.name
     for batch, temperature in product(bench.batches, options.temperatures or TEMPERATURES):
-        if not bench.has_time(f"loop: K = {K}, batch {batch}, temperature {temperature}"):
+        what = f"loop: K = {K}, batch {batch}, temperature {temperature}"
+        if not bench.runs_at_once(drafting, batch, what) or not bench.has_time(what):
             continue
         engine = bench.pair.engine(engine_spec(bench, drafting))
         row: Row = {"num_speculative_tokens": K, "batch": batch, "temperature": temperature}
@@ -85,10 +87,11 @@ def _loads(bench: Bench, drafting: Drafting) -> Iterator[Row]:
 
 def _ramp(bench: Bench, drafting: Drafting) -> Iterator[Row]:
     K = drafting.name
-    if not bench.has_time(f"loop: K = {K}, a ramp"):
+    largest = max(bench.batches)
+    what = f"loop: K = {K}, a ramp"
+    if not bench.runs_at_once(drafting, largest, what) or not bench.has_time(what):
         return
     engine = bench.pair.engine(engine_spec(bench, drafting))
-    largest = max(bench.batches)
     row: Row = {"num_speculative_tokens": K, "load": f"1 to {largest} to 1", "batch": largest}
     speeds: list[float] = []
     difference: Row = {}
@@ -102,10 +105,11 @@ def _ramp(bench: Bench, drafting: Drafting) -> Iterator[Row]:
 
 
 def engine_spec(bench: Bench, drafting: Drafting) -> EngineSpec:
-    """Describe an engine with room for the largest batch."""
+    """Describe an engine with room for the largest batch that it runs."""
+    most = max(bench.batches)
     return EngineSpec(
         drafting=drafting,
-        max_num_seqs=max(bench.batches),
+        max_num_seqs=min(most, MAX_TREE_REQUESTS) if drafting.has_fixed_tree else most,
         max_tokens=PROMPT_LENGTHS[1] + bench.options.max_tokens,
         max_model_len=bench.options.model_len,
         has_prefill_graphs=True,

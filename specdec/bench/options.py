@@ -44,7 +44,9 @@ class BenchOptions:
         None, "prompt lengths of context and exactness", unset="six, 256 to 32768", bounds=LENGTHS
     )
     trees: Sequence[TreeShape] | None = option(
-        None, "of trees and context, rows x levels x top_k: 8x6x4,16x6x4", unset="eight, of trees"
+        None,
+        "of trees, context and suites of loads, rows x levels x top_k: 8x6x4,16x6x4",
+        unset="eight, of trees",
     )
     temperatures: Sequence[float] | None = option(
         None, "of loop, noise and trees", unset="0,0.8, of trees 0,0.7,1", bounds=(0.0, 100.0)

@@ -26,7 +26,7 @@ READERS = {  # options that only some suites read
     "max_model_len": ("protocol", "rounds", "exactness", *LOADS, "trees", "cold"),
     "adaptive": (*LOADS, "requests", "cold"),
     "ramp": ("loop",),
-    "trees": ("context", "trees"),
+    "trees": ("context", "loop", "trees", "requests"),
     "temperatures": (*LOADS, "trees"),
     "thresholds": ("trees",),
 }

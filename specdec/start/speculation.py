@@ -37,8 +37,15 @@ class Drafting:
         return self.num_tokens if self.tree is None else self.tree.num_nodes
 
     @property
+    def has_fixed_tree(self) -> bool:
+        """Whether each round drafts the tree."""
+        return self.tree is not None and not self.is_adaptive
+
+    @property
     def name(self) -> int | str:
-        return AUTO if self.is_adaptive else self.num_tokens
+        if self.tree is None or self.is_adaptive:
+            return AUTO if self.is_adaptive else self.num_tokens
+        return f"{self.tree.num_rows}x{self.tree.num_levels}x{self.tree.top_k}"
 
 
 def drafting_of(speculation: SpeculativeConfig | None, has_graphs: bool) -> Drafting:

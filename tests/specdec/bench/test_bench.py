@@ -549,6 +549,30 @@ def test_a_loop_keeps_its_load_and_compares_with_plain_decoding(pair, monkeypatc
     assert lengths[0] == 1 < lengths[2]
 
 
+@pytest.mark.parametrize("is_ramp", [False, True])
+def test_a_loop_drafts_trees_for_as_many_requests_as_users_may(pair, monkeypatch, is_ramp):
+    for name, value in (("GENERATIONS", 3), ("LEAST_REQUESTS", 1), ("RAMPS", 1)):
+        monkeypatch.setattr(loops, name, value)
+    monkeypatch.setattr(loops, "PROMPT_LENGTHS", (4, 9))
+    monkeypatch.setattr(loops, "MAX_TREE_REQUESTS", 2)
+    monkeypatch.setattr("specdec.bench.bench.MAX_TREE_REQUESTS", 2)
+    tree = TreeShape(num_levels=2, top_k=2, num_nodes=4)
+    loads = {"batches": (2, 3), "temperatures": (0.0,), "ramp": is_ramp}
+    options = BenchOptions(ks=(2,), trees=(tree,), max_tokens=4, max_model_len=64, **loads)
+    bench = Bench(pair, 1e12, replace(options, repeats=1))
+    rows = list(loops.loop(bench))
+    assert not [row for row in rows if "refused" in row]
+    settings = [(row["num_speculative_tokens"], row["batch"]) for row in rows]
+    if is_ramp:  # its largest load is too many
+        assert settings == [(0, 3), (2, 3)]
+    else:
+        assert settings == [(0, 2), (0, 3), (2, 2), (2, 3), ("5x2x2", 2)]
+        assert rows[-1]["mean_acceptance_length"] > 1
+    [skipped] = bench.skipped
+    assert "K = 5x2x2" in skipped
+    assert "(trees run for at most 2 requests)" in skipped
+
+
 def test_a_loop_starts_staggered_and_its_window_holds_whole_generations(pair, monkeypatch):
     monkeypatch.setattr(loops, "GENERATIONS", 3)
     monkeypatch.setattr(loops, "LEAST_REQUESTS", 0)

@@ -80,7 +80,7 @@ MISTAKES = [
     ),
     (
         "bench demo --trees 8x6x4",
-        "--trees 8x6x4 is for the suites context, trees: give one of them",
+        "--trees 8x6x4 is for the suites context, loop, trees, requests: give one of them",
     ),
     (
         "bench demo --temperatures 0.7",

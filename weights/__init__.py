@@ -34,6 +34,7 @@ _PUBLIC = {
         "weights.inspect": ("Inspection", "inspect_checkpoint"),
         "weights.load": ("LoadedEagle", "LoadedTarget", "load_eagle", "load_target"),
         "weights.report": ("BindingReport", "Resolved"),
+        "weights.shard": ("Shard",),
     }.items()
     for name in names
 }

@@ -58,7 +58,9 @@ def load_target(
     config, wanted, held = bind_target(reader, log)
     reader.problems.raise_if_any()
     dtype = dtype or getattr(torch, config.dtype)
-    tensors = read_tensors(reader, wanted, held, log, dtype=dtype, device=device, progress=progress)
+    tensors = read_tensors(
+        reader, wanted, held, log, dtype=dtype, device=device, progress=progress, parts={}
+    )
     if _tied_copy(config, held):
         _check_tied(reader, tensors["embed_tokens.weight"], held["lm_head.weight"])
     report = make_report(directory, "target", config.model_type, log)
@@ -103,7 +105,9 @@ def load_eagle(
     wanted.pop("d2t", None)
     held = resolution.held
     dtype = dtype or target.tensors["embed_tokens.weight"].dtype
-    tensors = read_tensors(reader, wanted, held, log, dtype=dtype, device=device, progress=progress)
+    tensors = read_tensors(
+        reader, wanted, held, log, dtype=dtype, device=device, progress=progress, parts={}
+    )
     if d2t is not None and config.has_d2t:
         tensors["d2t"] = d2t.to(device)
     config = _drop_copies(config, tensors, target.tensors, log)

@@ -4,8 +4,17 @@ import dataclasses
 
 import pytest
 
-from tests.weights.tiny import eagle1_config, eagle3_config, tiny_target
-from weights import ExpertsConfig, Shard
+from tests.weights.formats import FORMATS
+from tests.weights.published import save
+from tests.weights.tiny import (
+    draft_tensors,
+    eagle1_config,
+    eagle3_config,
+    tiny_target,
+    write_target,
+)
+from weights import ExpertsConfig, Shard, load_eagle, load_target
+from weights.files.reader import Reader
 from weights.ranks import check_draft_ranks, check_target_ranks, possible_ranks
 
 TARGET = tiny_target().config
@@ -91,3 +100,23 @@ def test_a_small_vocabulary_of_a_draft_is_refused():
     config = eagle3_config(tiny_target(), draft_vocab_size=3)
     with pytest.raises(ValueError, match="draft_vocab_size is 3, in 3 blocks, fewer than 4"):
         check_draft_ranks(config, 4)
+
+
+def test_loads_refuse_before_they_read(tmp_path, monkeypatch):
+    target = tiny_target()
+    write_target(tmp_path / "target", target)
+    config = eagle1_config(target, num_heads=6, num_kv_heads=2)
+    FORMATS["eagle-1"].write(tmp_path / "eagle1", config, draft_tensors(config), target)
+    cut = load_target(tmp_path / "target", shard=Shard(0, 4), progress=False)
+    monkeypatch.setattr(Reader, "read_bytes", None)
+    with pytest.raises(ValueError, match=r"^tensor_parallel_size=3: .*; possible: 1, 2, 4$"):
+        load_target(tmp_path / "target", shard=Shard(0, 3), progress=False)
+    with pytest.raises(ValueError, match="draft_tensor_parallel_size=1 keeps the draft whole"):
+        load_eagle(tmp_path / "eagle1", cut, progress=False, agree=bool)
+
+
+def test_experts_of_files_are_refused(tmp_path, monkeypatch):
+    save("mixtral", tmp_path)
+    monkeypatch.setattr(Reader, "read_bytes", None)
+    with pytest.raises(ValueError, match="num_experts is 12, no multiple of 8"):
+        load_target(tmp_path, shard=Shard(0, 8), progress=False)

@@ -56,7 +56,7 @@ class ExpertsConfig:
 
     @property
     def held(self) -> range:
-        """The numbers of the experts whose weights there are."""
+        """List the experts whose weights there are, by number."""
         return self.shard.range_of(self.num)
 
 

@@ -1,8 +1,8 @@
 """Which part of each tensor of a checkpoint a rank reads.
 
-A row of CUTS says along which axis a tensor is cut; its length there is what the rank's own config
-demands, so that a tensor whose length is the whole one's is read whole, as are those without a row:
-norms, routers, biases of o_proj and down_proj (a reader adds them once), and fc.
+A row of CUTS says along which axis a tensor is cut; how much of it a rank has, its own config says.
+Tensors that are whole there need no row: norms, routers, fc, and the biases of
+o_proj and down_proj, which are added once, after the sum over ranks.
 """
 
 import re
@@ -14,7 +14,7 @@ from weights.shard import Shard
 
 
 class Cut(NamedTuple):
-    """One kind of tensor, by the names of this package before they are arranged."""
+    """A row says how one kind of tensor is cut. pattern: of its name before it is arranged"""
 
     pattern: str
     axis: int

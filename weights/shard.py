@@ -13,7 +13,7 @@ FEWEST_BLOCKS = 8  # of a vocabulary, so that a small one can be cut too
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rank `rank` of `size`."""
+    """This is rank `rank` of `size`, counted from 0."""
 
     rank: int
     size: int

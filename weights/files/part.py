@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Along `axis`, from `start` to `stop`."""
+    """The part goes from `start` to `stop` along `axis`."""
 
     axis: int
     start: int
     stop: int
 
     def shape_in(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Give its shape in a tensor of shape `whole`."""
         return (*whole[: self.axis], self.stop - self.start, *whole[self.axis + 1 :])
 
     def runs_in(self, whole: tuple[int, ...], itemsize: int) -> "Runs":
@@ -29,7 +30,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """`count` runs of `length` bytes: the first from byte `first` on, the next `stride` later."""
+    """There are `count` runs of `length` bytes: from byte `first` on, and again every `stride`."""
 
     first: int
     length: int
@@ -38,6 +39,7 @@ class Runs:
 
     @property
     def num_bytes(self) -> int:
+        """Count the bytes of all runs."""
         return self.length * self.count
 
     def spans(self, start: int, stop: int) -> Iterator[tuple[int, int]]:

@@ -76,7 +76,7 @@ class Runner:
             draft_hidden_size=0 if eagle is None else eagle.config.layer.hidden_size,
         )
         self.results = Results(self.buffers)
-        configs = [each.config for each in (target, eagle) if each is not None]
+        configs = [each.local for each in (target, eagle) if each is not None]
         self.heads = tuple(_head_shape(each.heads, self._dtype) for each in configs)
         num_dear = rows_adding_experts(target.config.experts)
         config = graph_config or GraphConfig()
@@ -231,7 +231,7 @@ class Runner:
         )
 
     def _new_cache(self, model: LoadedTarget | LoadedEagle, num_tree_blocks: int) -> Tensor:
-        config = model.config
+        config = model.local
         blocks = self.sizes.num_kv_blocks + num_tree_blocks
         return allocate_kv_cache(config.heads, config.num_layers, blocks, self._dtype, self.device)
 

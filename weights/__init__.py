@@ -18,6 +18,9 @@ Names after a load (D hidden, C head channels, H/G query/kv heads, I MLP width):
     lm_head.weight [V or W, D]                       absent if tied (target) or borrowed (draft)
     fc.weight, fc.bias, input_norm.weight, fc_norm.{i}.weight, embed_norm.weight     drafts only
     d2t [W] int64                                    drafts only: absolute target ids, not offsets
+
+A rank of several has fewer of H, G, I, E, V and W (cuts.py says along which axis each tensor is
+cut); routers, d2t, fc, norms and the biases of o_proj and down_proj are whole.
 """
 
 import importlib
@@ -34,6 +37,7 @@ _PUBLIC = {
         "weights.inspect": ("Inspection", "inspect_checkpoint"),
         "weights.load": ("LoadedEagle", "LoadedTarget", "load_eagle", "load_target"),
         "weights.report": ("BindingReport", "Resolved"),
+        "weights.shard": ("Shard",),
     }.items()
     for name in names
 }

@@ -5,6 +5,7 @@ from weights.files.header import TensorEntry
 from weights.inspect import Inspection, inspect_checkpoint
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
 from weights.report import BindingReport, Resolved
+from weights.shard import Shard
 
 __all__ = [
     "BindingReport",
@@ -17,6 +18,7 @@ __all__ = [
     "LoadedTarget",
     "Resolved",
     "RopeConfig",
+    "Shard",
     "TargetConfig",
     "TensorEntry",
     "demo_directory",

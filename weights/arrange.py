@@ -51,7 +51,7 @@ class Arrangement:
 
 
 def arrange(wanted: Shapes) -> Arrangement:
-    """Arrange all tensors that a config demands, by the names and shapes of the checkpoint."""
+    """Arrange what a config demands, whole or a rank's, by the names of the checkpoint."""
     fused = _fuse(wanted)
     stacked = _stack(fused.shapes)
     places: dict[str, Place] = {}
@@ -86,17 +86,23 @@ def _fused(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _stack(wanted: Shapes) -> Arrangement:
-    """Stack the experts of a layer, 0 to E - 1, whatever the order of their names."""
+    """Stack the experts of a layer by number, whatever the order of their names."""
+    found = {name: match for name in wanted if (match := STACKED.fullmatch(name))}
+    numbers: dict[str, list[int]] = {}  # of the experts in a stack: neighbours
+    for match in found.values():
+        numbers.setdefault(_stack_of(match), []).append(int(match[2]))
     shapes: Shapes = {}
     places: dict[str, Place] = {}
     for name, shape in wanted.items():
-        found = STACKED.fullmatch(name)
-        if found is None:
+        if name not in found:
             shapes[name] = shape
             places[name] = Place(name, ())
             continue
-        whole = f"{found[1]}.{found[3]}"
-        number = int(found[2])
-        shapes[whole] = (max(number + 1, shapes.get(whole, (0,))[0]), *shape)
-        places[name] = Place(whole, (number,))
+        whole = _stack_of(found[name])
+        shapes[whole] = (len(numbers[whole]), *shape)
+        places[name] = Place(whole, (int(found[name][2]) - min(numbers[whole]),))
     return Arrangement(shapes, places)
+
+
+def _stack_of(expert: re.Match[str]) -> str:
+    return f"{expert[1]}.{expert[3]}"

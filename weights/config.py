@@ -1,11 +1,14 @@
 """What a checkpoint says, as frozen numbers: a decoder layer, a target, an EAGLE draft.
 
 Every difference between checkpoints is a field here; no other package asks for a file's format.
+A rank of a model that is cut has sizes of its own: `local` gives them, as the same kind of config.
 Letters: V target vocabulary, W draft vocabulary, D hidden, Dt target hidden, L target layers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
+
+from weights.shard import WHOLE, Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,7 @@ class ExpertsConfig:
 
     renormalise: weights of the chosen ones add up to 1; if not, a softmax over all gives them
     is_stacked:  files hold one tensor for all experts of a layer
+    shard:       whose experts are `held`; routers know all
     """
 
     num: int
@@ -48,6 +52,12 @@ class ExpertsConfig:
     width: int  # of each expert
     renormalise: bool
     is_stacked: bool = False
+    shard: Shard = WHOLE
+
+    @property
+    def held(self) -> range:
+        """List the experts whose weights there are, by number."""
+        return self.shard.range_of(self.num)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +82,16 @@ class LayerKind:
     @property
     def heads(self) -> Heads:
         return Heads(self.num_heads, self.num_kv_heads, self.head_dim)
+
+    def local(self, shard: Shard) -> "LayerKind":
+        """Give a rank's heads, kv heads, columns of the MLP, and experts."""
+        return replace(
+            self,
+            num_heads=len(shard.range_of(self.num_heads)),
+            num_kv_heads=len(shard.range_of(self.num_kv_heads)),
+            intermediate_size=len(shard.range_of(self.intermediate_size)),
+            experts=None if self.experts is None else replace(self.experts, shard=shard),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +136,15 @@ class TargetConfig:
         found = {kind.heads for kind in self.kinds}
         assert len(found) == 1, f"layers with different heads: {found}"
         return self.layers[0].heads
+
+    def local(self, shard: Shard) -> "TargetConfig":
+        """Give a rank's layers; vocab_size counts its rows of the embedding and the head."""
+        local = {kind: kind.local(shard) for kind in self.kinds}
+        return replace(
+            self,
+            layers=tuple(local[kind] for kind in self.layers),
+            vocab_size=len(shard.ids_of(self.vocab_size)),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,3 +194,12 @@ class EagleConfig:
     @property
     def heads(self) -> Heads:
         return self.layer.heads
+
+    def local(self, shard: Shard) -> "EagleConfig":
+        """Give a rank's layer; both vocabularies count its rows. fc and norms are whole."""
+        return replace(
+            self,
+            layer=self.layer.local(shard),
+            vocab_size=len(shard.ids_of(self.vocab_size)),
+            draft_vocab_size=len(shard.ids_of(self.draft_vocab_size)),
+        )

@@ -1,11 +1,12 @@
 """From a directory to tensors under one set of names, with a report: load_target and load_eagle.
 
 Three stages: resolve (headers and config.json only), check (every name, shape and dtype at once,
-and d2t), read. Nothing is returned unless all of it holds.
+and d2t), read. Nothing is returned unless all of it holds. A rank of several reads its parts alone,
+but resolves and checks everything, as if it were the only one.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,33 +14,55 @@ import torch
 from torch import Tensor
 
 from weights.config import EagleConfig, TargetConfig
+from weights.cuts import cut
+from weights.draft.borrowed import drop_copies, read_borrowed
 from weights.draft.resolve import Resolution, resolve_eagle
 from weights.draft.vocab import absolute_ids, check_mask, is_identity
 from weights.files.header import INTEGER_DTYPES, TensorEntry
+from weights.files.part import Part
 from weights.files.reader import Reader
 from weights.files.transfer import read_tensors
+from weights.ranks import check_draft_ranks, check_target_ranks
 from weights.rename import rename
 from weights.report import BindingReport, Log
 from weights.shapes import Shapes, check_binding, check_dtypes, eagle_shapes, target_shapes
+from weights.shard import WHOLE, Shard
 from weights.target import resolve_target, target_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTarget:
-    """A target's tensors under the names of this package, all of one dtype."""
+    """A target's tensors under the names of this package, all of one dtype: a rank's or whole.
+
+    config: of the whole model; `local` has the sizes of these tensors
+    """
 
     config: TargetConfig
     tensors: dict[str, Tensor]
     report: BindingReport
+    shard: Shard = WHOLE
+
+    @property
+    def local(self) -> TargetConfig:
+        return self.config.local(self.shard)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEagle:
-    """A draft's own tensors, without what it borrows (see `has_own_*` in its config)."""
+    """A draft's own tensors, without what it borrows (see `has_own_*` in its config).
+
+    config: of the whole draft; `local` has the sizes of these tensors, but for d2t [W]
+    A draft that is whole on each rank of a target has copies of what it borrows.
+    """
 
     config: EagleConfig
     tensors: dict[str, Tensor]
     report: BindingReport
+    shard: Shard = WHOLE
+
+    @property
+    def local(self) -> EagleConfig:
+        return self.config.local(self.shard)
 
 
 def load_target(
@@ -48,21 +71,29 @@ def load_target(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     progress: bool = True,
+    shard: Shard = WHOLE,
 ) -> LoadedTarget:
     """Load a target of a known family; a CheckpointError lists all that is wrong.
 
     dtype: None keeps the dtype in which the embedding is stored, for all tensors
+    shard: what to read of it; ValueError if it cannot be cut for as many ranks
     """
     reader = Reader(directory)
     log = Log()
     config, wanted, held = bind_target(reader, log)
     reader.problems.raise_if_any()
+    check_target_ranks(config, shard.size)
+    local = target_shapes(config.local(shard))
+    parts = cut(wanted, local, shard)
     dtype = dtype or getattr(torch, config.dtype)
-    tensors = read_tensors(reader, wanted, held, log, dtype=dtype, device=device, progress=progress)
+    tensors = read_tensors(
+        reader, local, held, log, dtype=dtype, device=device, progress=progress, parts=parts
+    )
     if _tied_copy(config, held):
-        _check_tied(reader, tensors["embed_tokens.weight"], held["lm_head.weight"])
+        part = parts.get("embed_tokens.weight")
+        _check_tied(reader, tensors["embed_tokens.weight"], held["lm_head.weight"], part)
     report = make_report(directory, "target", config.model_type, log)
-    return LoadedTarget(config=config, tensors=tensors, report=report)
+    return LoadedTarget(config=config, tensors=tensors, report=report, shard=shard)
 
 
 def bind_target(reader: Reader, log: Log) -> tuple[TargetConfig, Shapes, dict[str, TensorEntry]]:
@@ -83,12 +114,21 @@ def load_eagle(
     device: torch.device | str = "cpu",
     aux_layers: tuple[int, ...] | None = None,
     progress: bool = True,
+    shard: Shard | None = None,
+    agree: Callable[[bool], bool] | None = None,
 ) -> LoadedEagle:
     """Load any EAGLE draft for `target`; a CheckpointError lists all that is wrong.
 
     dtype:      None takes the target's
     aux_layers: boundaries to read instead of those that the checkpoint names
+    shard:      what to read of it: the target's (None), or WHOLE, with whole copies of what it
+                borrows; ValueError if it cannot be cut for as many ranks
+    agree:      tells of what holds for this rank's rows whether it does for those of all; each rank
+                calls it as often as the others. Only one rank needs none
     """
+    shard = target.shard if shard is None else shard
+    assert shard in (target.shard, WHOLE), f"{shard} of a draft, {target.shard} of its target"
+    assert agree is not None or target.shard == WHOLE, f"{target.shard} asks no other"
     reader = Reader(directory)
     log = Log()
     resolution = resolve_eagle(reader, target.config, aux_layers, log)
@@ -100,15 +140,26 @@ def load_eagle(
     if d2t is not None and is_identity(d2t, config.vocab_size):
         log.add("d2t", None, "d2t is the identity over the full vocabulary, dropped")
         config = dataclasses.replace(config, has_d2t=False)
-    wanted.pop("d2t", None)
+    check_draft_ranks(config, shard.size)
+    local = eagle_shapes(config.local(shard))
+    local.pop("d2t", None)
     held = resolution.held
     dtype = dtype or target.tensors["embed_tokens.weight"].dtype
-    tensors = read_tensors(reader, wanted, held, log, dtype=dtype, device=device, progress=progress)
+    parts = cut(wanted, local, shard)
+    tensors = read_tensors(
+        reader, local, held, log, dtype=dtype, device=device, progress=progress, parts=parts
+    )
     if d2t is not None and config.has_d2t:
         tensors["d2t"] = d2t.to(device)
-    config = _drop_copies(config, tensors, target.tensors, log)
+    ids = None if shard == target.shard else target.shard.ids_of(config.vocab_size)
+    config = drop_copies(config, tensors, target.tensors, log, ids=ids, agree=agree or bool)
+    if shard != target.shard:
+        dtype = target.tensors["embed_tokens.weight"].dtype
+        files = Reader(target.report.directory)
+        is_tied = target.config.has_tied_head
+        tensors |= read_borrowed(config, files, is_tied, dtype=dtype, device=device)
     report = make_report(directory, "draft", config.format, log)
-    return LoadedEagle(config=config, tensors=tensors, report=report)
+    return LoadedEagle(config=config, tensors=tensors, report=report, shard=shard)
 
 
 def target_ids(reader: Reader, resolution: Resolution) -> Tensor | None:
@@ -139,31 +190,6 @@ def make_report(directory: Path, role: str, format: str, log: Log) -> BindingRep
     )
 
 
-def _drop_copies(
-    config: EagleConfig, tensors: dict[str, Tensor], target_tensors: dict[str, Tensor], log: Log
-) -> EagleConfig:
-    """An embedding or head that equals the target's is borrowed: its copy leaves `tensors`."""
-    embedding = target_tensors["embed_tokens.weight"]
-    theirs = {"has_own_embedding": ("embed_tokens.weight", embedding)}
-    if not config.has_d2t:
-        # a tied target's head is its embedding
-        head = target_tensors.get("lm_head.weight", embedding)
-        theirs["has_own_head"] = ("lm_head.weight", head)
-    for field, (name, tensor) in theirs.items():
-        if name in tensors and _is_equal(tensors[name], tensor):
-            del tensors[name]
-            log.add(field, False, f"{name} equals the target's, the copy is dropped")
-    return dataclasses.replace(
-        config,
-        has_own_embedding="embed_tokens.weight" in tensors,
-        has_own_head="lm_head.weight" in tensors,
-    )
-
-
-def _is_equal(mine: Tensor, theirs: Tensor) -> bool:
-    return mine.shape == theirs.shape and torch.equal(mine.to(theirs.device, theirs.dtype), theirs)
-
-
 def _tied_copy(config: TargetConfig, held: dict[str, TensorEntry]) -> Shapes:
     """A tied target may still carry its head; it must then equal the embedding."""
     if config.has_tied_head and "lm_head.weight" in held:
@@ -171,8 +197,9 @@ def _tied_copy(config: TargetConfig, held: dict[str, TensorEntry]) -> Shapes:
     return {}
 
 
-def _check_tied(reader: Reader, embedding: Tensor, head: TensorEntry) -> None:
-    if not torch.equal(reader.read(head.name, embedding.device).to(embedding.dtype), embedding):
+def _check_tied(reader: Reader, embedding: Tensor, head: TensorEntry, part: Part | None) -> None:
+    copy = reader.read(head.name, embedding.device, part).to(embedding.dtype)
+    if not torch.equal(copy, embedding):
         line = "differs from the embedding, but tie_word_embeddings is true"
         reader.problems.add(f"{head.where} {line}")
     reader.problems.raise_if_any()

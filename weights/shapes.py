@@ -68,13 +68,13 @@ def layer_shapes(
 
 
 def _experts_shapes(prefix: str, experts: ExpertsConfig, D: int) -> Shapes:
-    E, I = experts.num, experts.width
-    shapes: Shapes = {f"{prefix}gate.weight": (E, D)}
+    E, I = len(experts.held), experts.width
+    shapes: Shapes = {f"{prefix}gate.weight": (experts.num, D)}
     if experts.is_stacked:
         both = {"gate_up_proj": (E, 2 * I, D), "down_proj": (E, D, I)}
         return shapes | {f"{prefix}experts.{name}": shape for name, shape in both.items()}
     products = {"gate_proj": (I, D), "up_proj": (I, D), "down_proj": (D, I)}
-    for e in range(E):
+    for e in experts.held:
         for name, shape in products.items():
             shapes[f"{prefix}experts.{e}.{name}.weight"] = shape
     return shapes

@@ -18,12 +18,12 @@ from weights.load import LoadedEagle, LoadedTarget
 def build_target(
     target: LoadedTarget, taps: Sequence[int], max_model_len: int, device: torch.device
 ) -> DecoderModel:
-    """Build the target's module around the loaded tensors."""
+    """Build the target's module around the loaded tensors, a rank's or whole."""
     # one for each rope: all layers have the same width of heads
     ropes = {kind.rope: kind for kind in target.config.kinds}
     tables = {rope: rope_tables(kind, max_model_len, device) for rope, kind in ropes.items()}
     with torch.device("meta"):
-        model = DecoderModel(target.config, tables, taps)
+        model = DecoderModel(target.local, tables, taps)
     tensors = {"lm_head.weight": target.tensors["embed_tokens.weight"]} | target.tensors
     model.load_state_dict(tensors, strict=True, assign=True)
     return model
@@ -35,7 +35,7 @@ def build_draft(
     """Build the draft's module around the loaded tensors; the target lends what it lacks."""
     rope = rope_tables(eagle.config.layer, max_model_len, device)
     with torch.device("meta"):
-        model = EagleModel(eagle.config, rope)
+        model = EagleModel(eagle.local, rope)
     tensors: dict[str, Tensor] = {
         "embed_tokens.weight": target.embed_tokens.weight,
         "lm_head.weight": target.lm_head.weight,

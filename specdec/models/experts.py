@@ -45,11 +45,11 @@ class Experts(nn.Module):
 
 
 class ExpertWeights(nn.Module):
-    """The weights of all experts of a layer; gate rows before up rows."""
+    """The weights of the experts of a layer that are held; gate rows before up rows."""
 
     def __init__(self, hidden_size: int, config: ExpertsConfig) -> None:
         super().__init__()
-        E, I = config.num, config.width
+        E, I = len(config.held), config.width
         self.gate_up_proj = nn.Parameter(torch.empty(E, 2 * I, hidden_size), requires_grad=False)
         self.down_proj = nn.Parameter(torch.empty(E, hidden_size, I), requires_grad=False)
 

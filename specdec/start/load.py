@@ -236,12 +236,12 @@ def _runner(
     most = largest_sizes(config, drafting, target.config, of_draft)
     if most.max_num_seqs < config.max_num_seqs:
         logger.info("max_num_seqs=%d, the most with draft trees", most.max_num_seqs)
-    check_heads("target", target.config.heads, dtype, device)
-    block = bytes_per_block(target.config.heads, target.config.num_layers, dtype)
-    if of_draft is not None:
-        check_heads("draft", of_draft.heads, dtype, device)
+    check_heads("target", target.local.heads, dtype, device)
+    block = bytes_per_block(target.local.heads, target.config.num_layers, dtype)
+    if eagle is not None:
+        check_heads("draft", eagle.local.heads, dtype, device)
         has_cache = drafting.num_tokens > 0
-        block += has_cache * bytes_per_block(of_draft.heads, of_draft.num_layers, dtype)
+        block += has_cache * bytes_per_block(eagle.local.heads, eagle.config.num_layers, dtype)
     if config.max_model_len is None:
         check_length(most, block, device_memory(device))
     build = partial(

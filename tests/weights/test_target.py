@@ -190,7 +190,7 @@ def test_everything_wrong_comes_in_one_error(tmp_path):
 def test_an_error_while_reading_reaches_the_caller(tmp_path, monkeypatch):
     write_target(tmp_path, tiny_target())
 
-    def fail(reader, name, out):
+    def fail(reader, name, *_):
         if name.endswith("layers.1.mlp.up_proj.weight"):
             raise OSError("the disk is gone")
 

@@ -13,9 +13,11 @@ from torch import Tensor
 from weights.errors import CheckpointError, Problems
 from weights.files.guard import is_file_name, is_there, open_file, read_object
 from weights.files.header import TORCH_DTYPES, TensorEntry, read_header
+from weights.files.part import Part, Runs
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+AHEAD = 1 << 20  # bytes of one request to read ahead; the kernel cuts larger ones
 
 
 class Reader:
@@ -31,27 +33,57 @@ class Reader:
         self.problems.raise_if_any()
         self._files = {file: stream for file, stream in opened.items() if stream is not None}
 
-    def read(self, name: str, device: torch.device | str = "cpu") -> Tensor:
-        """One tensor with the dtype and shape of its header, in memory of its own."""
-        out = torch.empty(self.entries[name].shape, dtype=self.dtype(name), device=device)
-        self.read_into(name, out)
+    def read(
+        self, name: str, device: torch.device | str = "cpu", part: Part | None = None
+    ) -> Tensor:
+        """One tensor with the dtype and shape of its header, or part of it, in its own memory."""
+        out = torch.empty(self._shape(name, part), dtype=self.dtype(name), device=device)
+        self.read_into(name, out, part)
         return out
 
-    def read_into(self, name: str, out: Tensor) -> None:
-        """Overwrite a contiguous tensor of the header's shape, cast on its device to its dtype."""
-        shape, dtype = self.entries[name].shape, self.dtype(name)
+    def read_into(self, name: str, out: Tensor, part: Part | None = None) -> None:
+        """Overwrite a contiguous tensor of the header's shape, cast on its device to its dtype.
+
+        part: what is read, instead of the whole tensor
+        """
+        shape, dtype = self._shape(name, part), self.dtype(name)
         assert out.shape == shape, f"{name}: {tuple(out.shape)} for {shape}"
         is_stored = out.dtype == dtype and out.device.type == "cpu"
         stored = out if is_stored else torch.empty(shape, dtype=dtype)
-        self.read_bytes(name, 0, as_bytes(stored))
+        self.read_bytes(name, 0, as_bytes(stored), part)
         if not is_stored:
             out.copy_(stored.to(out.device))
 
-    def read_bytes(self, name: str, start: int, out: Tensor) -> None:
-        """Fill a uint8 tensor on the CPU with the bytes of a tensor from byte `start` of it on."""
+    def read_bytes(self, name: str, start: int, out: Tensor, part: Part | None = None) -> None:
+        """Fill a uint8 tensor on the CPU with the bytes of a tensor from byte `start` of it on.
+
+        part: whose bytes these are, and `start` counts, instead of the whole tensor's
+        """
         entry = self.entries[name]
-        assert start + len(out) <= entry.num_bytes, f"{name}: {start} + {len(out)} bytes"
+        runs = Runs(0, entry.num_bytes, entry.num_bytes)
+        if part is not None:
+            runs = part.runs_in(entry.shape, self.dtype(name).itemsize)
+        assert start + len(out) <= runs.num_bytes, f"{name}: {start} + {len(out)} bytes"
+        if runs.count > 1 and len(out):
+            self._announce(entry, *runs.hull(start, start + len(out)))
         view = out.numpy().data
+        for place, num_bytes in runs.spans(start, start + len(out)):
+            self._fill(view[:num_bytes], entry, place)
+            view = view[num_bytes:]
+
+    def _announce(self, entry: TensorEntry, start: int, stop: int) -> None:
+        """Have the disk read all bytes from `start` to `stop` of a tensor ahead.
+
+        Other ranks want those between ours, and a disk is slow at reads of some kilobytes: 512 MB
+        in rows of 8 KiB of which a rank wants a quarter take 0.4 s instead of 1.2 s.
+        """
+        file = self._files[entry.file].fileno()
+        for first in range(start, stop, AHEAD):
+            num_bytes = min(AHEAD, stop - first)
+            os.posix_fadvise(file, entry.start + first, num_bytes, os.POSIX_FADV_WILLNEED)
+
+    def _fill(self, view: memoryview, entry: TensorEntry, start: int) -> None:
+        """Read on from byte `start` of a tensor until `view` is full."""
         done = 0
         while done < len(view):
             try:
@@ -64,6 +96,10 @@ class Reader:
                 line = f"{entry.where} has lost its end since it was opened"
                 raise CheckpointError(self.directory, (line,))
             done += count
+
+    def _shape(self, name: str, part: Part | None) -> tuple[int, ...]:
+        shape = self.entries[name].shape
+        return shape if part is None else part.shape_in(shape)
 
     def dtype(self, name: str) -> torch.dtype:
         entry = self.entries[name]

@@ -8,7 +8,7 @@ threads, and 0.5 s this way (H200, files in the page cache).
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -19,6 +19,7 @@ from torch import Tensor
 from weights.arrange import arrange
 from weights.bars import bar
 from weights.files.header import TORCH_DTYPES, TensorEntry
+from weights.files.part import Part
 from weights.files.reader import Reader, as_bytes
 from weights.report import Log
 from weights.shapes import Shapes
@@ -37,22 +38,26 @@ def read_tensors(
     dtype: torch.dtype,
     device: torch.device | str,
     progress: bool,
+    parts: Mapping[str, Part],
 ) -> dict[str, Tensor]:
-    """Everything in `wanted` as `arrange` names it; `log` notes casts, a terminal shows a bar."""
+    """Everything in `wanted` as `arrange` names it; `log` notes casts, a terminal shows a bar.
+
+    parts: the part of each tensor of which not all is wanted
+    """
     plan = arrange(wanted)
     tensors = plan.empty(dtype, device)
-    parts = plan.pieces(tensors)
-    total = sum(held[name].num_bytes for name in wanted)
+    places = plan.pieces(tensors)
+    total = sum(x.numel() * reader.dtype(held[name].name).itemsize for name, x in places.items())
     options = {"total": total, "unit": "B", "unit_scale": True, "desc": reader.directory.name}
     with bar(is_wanted=progress, **options) as shown:
         jobs: list[CopyJob] = []
-        for name, part in parts.items():
-            entry = held[name]
-            if part.is_cuda and part.dtype == reader.dtype(entry.name):
-                jobs.append(CopyJob(reader, entry.name, 0, as_bytes(part)))
+        for name, place in places.items():
+            key, part = held[name].name, parts.get(name)
+            if place.is_cuda and place.dtype == reader.dtype(key):
+                jobs.append(CopyJob(reader, key, 0, as_bytes(place), part))
             else:
-                reader.read_into(entry.name, part)
-                shown.update(entry.num_bytes)
+                reader.read_into(key, place, part)
+                shown.update(place.numel() * reader.dtype(key).itemsize)
         for num_bytes in copy_all(jobs, torch.device(device)) if jobs else ():
             shown.update(num_bytes)
     stored = Counter(held[name].dtype for name in wanted)
@@ -65,17 +70,21 @@ def read_tensors(
 
 @dataclass(frozen=True, slots=True)
 class CopyJob:
-    """Copy the bytes of a tensor from byte `start` of it on to the uint8 tensor `out`."""
+    """Copy the bytes of a tensor from byte `start` of it on to the uint8 tensor `out`.
+
+    part: whose bytes these are, instead of the whole tensor's
+    """
 
     reader: Reader
     name: str
     start: int
     out: Tensor
+    part: Part | None = None
 
     def chunks(self) -> Iterator["CopyJob"]:
         for first in range(0, len(self.out), CHUNK):
-            part = self.out[first : first + CHUNK]
-            yield CopyJob(self.reader, self.name, self.start + first, part)
+            out = self.out[first : first + CHUNK]
+            yield CopyJob(self.reader, self.name, self.start + first, out, self.part)
 
 
 def copy_all(jobs: Sequence[CopyJob], device: torch.device) -> Iterator[int]:
@@ -93,7 +102,7 @@ def copy_all(jobs: Sequence[CopyJob], device: torch.device) -> Iterator[int]:
             if stream is not None:
                 stream.synchronize()  # the buffer's previous bytes have arrived
             stored = buffer[: len(chunk.out)]
-            chunk.reader.read_bytes(chunk.name, chunk.start, stored)
+            chunk.reader.read_bytes(chunk.name, chunk.start, stored, chunk.part)
             with torch.cuda.stream(stream):
                 chunk.out.copy_(stored, non_blocking=True)
             return len(stored)

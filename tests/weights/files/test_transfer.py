@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from weights import CheckpointError, load_target
+from weights import CheckpointError, Shard, load_target
 from weights.demo import demo_directory
 from weights.files import transfer
 from weights.files.reader import Reader
@@ -58,4 +58,14 @@ def test_a_gpu_gets_the_bytes_of_the_file(monkeypatch):
     monkeypatch.setattr(transfer, "CHUNK", 1000)
     expected = load_target(demo_directory("target"), progress=False).tensors
     found = load_target(demo_directory("target"), device="cuda", progress=False).tensors
+    assert all(torch.equal(found[name].cpu(), expected[name]) for name in expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_gpu_gets_the_bytes_of_a_ranks_part(monkeypatch, rank):
+    monkeypatch.setattr(transfer, "CHUNK", 1000)
+    options = {"shard": Shard(rank, 2), "progress": False}
+    expected = load_target(demo_directory("target"), **options).tensors
+    found = load_target(demo_directory("target"), device="cuda", **options).tensors
     assert all(torch.equal(found[name].cpu(), expected[name]) for name in expected)

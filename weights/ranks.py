@@ -1,0 +1,61 @@
+"""On how many ranks a model can be cut, by its config alone: before any weights are read."""
+
+from collections.abc import Iterator
+
+from weights.config import EagleConfig, LayerKind, TargetConfig
+from weights.shard import num_vocabulary_blocks
+
+KEEP_WHOLE = "draft_tensor_parallel_size=1 keeps the draft whole on every rank"
+
+
+def check_target_ranks(config: TargetConfig, size: int) -> None:
+    """Refuse a number of ranks that does not fit the target: ValueError, in one line."""
+    reasons = dict.fromkeys(_reasons(config, size))  # layers of two kinds share some
+    if reasons:
+        possible = ", ".join(map(str, possible_ranks(config)))
+        raise ValueError(f"tensor_parallel_size={size}: {'; '.join(reasons)}; possible: {possible}")
+
+
+def check_draft_ranks(config: EagleConfig, size: int) -> None:
+    """Refuse to cut a draft that does not fit: ValueError, in one line."""
+    reasons = list(_reasons(config, size))
+    if reasons:
+        cut = f"draft_tensor_parallel_size={size}: the draft's {'; its '.join(reasons)}"
+        raise ValueError(f"{cut}; {KEEP_WHOLE}")
+
+
+def possible_ranks(config: TargetConfig) -> list[int]:
+    """List the numbers of ranks that fit, 1 among them."""
+    sizes = range(1, config.heads.num_heads + 1)
+    return [size for size in sizes if not any(_reasons(config, size))]
+
+
+def _reasons(config: TargetConfig | EagleConfig, size: int) -> Iterator[str]:
+    """Say what does not fit, under the keys of config.json."""
+    tables = {"vocab_size": config.vocab_size}
+    kinds: tuple[LayerKind, ...]
+    if isinstance(config, TargetConfig):
+        kinds = config.kinds
+    else:
+        kinds = (config.layer,)
+        tables["draft_vocab_size"] = config.draft_vocab_size
+    for kind in kinds:
+        yield from _reasons_of_layer(kind, size)
+    for key, ids in tables.items():
+        blocks = num_vocabulary_blocks(ids)
+        if size > blocks:
+            yield f"{key} is {ids}, in {blocks} blocks, fewer than {size}"
+
+
+def _reasons_of_layer(kind: LayerKind, size: int) -> Iterator[str]:
+    counts = {
+        "num_attention_heads": kind.num_heads,
+        "intermediate_size": kind.intermediate_size,
+        "num_experts": 0 if kind.experts is None else kind.experts.num,
+    }
+    for key, count in counts.items():
+        if count % size:
+            yield f"{key} is {count}, no multiple of {size}"
+    fewer, more = sorted((kind.num_kv_heads, size))
+    if more % fewer:
+        yield f"num_key_value_heads is {kind.num_kv_heads}, no multiple or divisor of {size}"

@@ -156,7 +156,7 @@ def test_odds_give_the_rates_and_a_trained_head_s_spread(draft_vocab_size):
     "drafting, expected",
     [
         (Drafting(3), 3.207),
-        (Drafting(5), 4.042),
+        pytest.param(Drafting(5), 4.042, marks=pytest.mark.slow),
         pytest.param(
             Drafting(6, tree=TreeShape(num_levels=6, top_k=4, num_nodes=15)),
             4.632,
@@ -175,7 +175,10 @@ def test_as_many_drafts_hold_as_those_of_the_bundled_pair(tiny, drawn, drafting,
     assert length == pytest.approx(expected, rel=0.05)
 
 
-@pytest.mark.parametrize("rates, drafts", [(RATES["demo-experts"], True), ((0.05,), False)])
+@pytest.mark.parametrize(
+    "rates, drafts",
+    [(RATES["demo-experts"], True), pytest.param((0.05,), False, marks=pytest.mark.slow)],
+)
 def test_auto_drafts_what_holds_and_foresees_it(tiny, drawn, rates, drafts):
     costs = StepCosts(rounds=((64, 1.0), (512, 3.0)), plain=((64, 1.0),), level=((64, 0.1),))
     draft = {"model": str(tiny / "eagle3"), "num_speculative_tokens": "auto", "adaptive": True}

@@ -152,8 +152,9 @@ def test_guided_texts_are_those_of_plain_decoding(make, plain, greedy, prompts, 
 
 @pytest.mark.parametrize(
     "sizes, token_sizes",
-    [([3], [49]), pytest.param([1, 3], [16, 49], marks=pytest.mark.slow)],
+    [([3], [49]), ([1, 3], [16, 49])],
 )
+@pytest.mark.slow  # test_auto_trees.py has chains among its rounds too
 def test_graphs_replay_what_runs_eagerly(make, greedy, prompts, sizes, token_sizes):
     """Padded sizes, shrinking batches; the same rounds, as rows do not depend on padding."""
     found = []
@@ -365,7 +366,10 @@ def test_the_end_of_the_context_is_reached_in_trimmed_rounds(make, plain, prompt
     assert [len(tokens) for tokens, *_ in found] == [20, 9, 2]
 
 
-@pytest.mark.parametrize("costs, drafts", [(CHEAP, True), (DEAR, False)])
+@pytest.mark.parametrize(
+    "costs, drafts",
+    [(CHEAP, True), pytest.param(DEAR, False, marks=pytest.mark.slow)],
+)
 def test_drafts_are_made_where_they_pay(make, greedy, prompts, costs, drafts):
     llm = make(costs)
     [output, *_] = llm.generate(prompts[:4], greedy(60), use_tqdm=False)
@@ -403,7 +407,7 @@ def test_random_requests_give_what_each_gives_alone(monkeypatch, backend, count)
     assert result["mixed_steps"] > count / 10
 
 
-@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("is_async", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_planner_is_told_of_each_round_once_and_beside_the_next(
     make, greedy, prompts, monkeypatch, is_async
 ):

@@ -103,6 +103,18 @@ def test_as_many_are_expected_as_hold(said, holds):
         assert (seen.factors.values[1] == 1).all()
 
 
+def test_a_draft_that_changed_moves_its_factor_once():
+    """What it showed of old was counted after the move too: 3 of 64 became 2 of 64, or 9."""
+    seen, found = ShapeHistory(K, 512, is_calibrated=False), []
+    for num_held in (32,) * 4 + (3,) * 6:
+        of_round = shown([[0.5]] * 64, num_run=1, num_accepted=np.arange(64) < num_held)
+        seen.age(8, 0)
+        seen.add(replace(of_round, has_factors=False))
+        found.append(paths(seen)[-1, 0])
+    assert found[:4] == pytest.approx([1 / 2] * 4)
+    assert found[5:] == pytest.approx([3 / 64] * 5, abs=0.01)
+
+
 def test_a_level_is_judged_where_all_before_it_held():
     """The second level always holds after the first, which it does in every second round."""
     rates, held = [[0.5, 0.5]] * 2, [0, 2]

@@ -64,7 +64,8 @@ class Factors:
         is_changed = _is_changed(latest)
         self._sums = np.where(is_changed, latest[:3], new[:3] + kept * self._sums)
         num_shown, held, expected = self._sums
-        prior = self._prior * self.values / (1 + self.values)
+        before = self.values.astype(float)  # in float32 no more is left of 1 / (1 + 2**24)
+        prior = self._prior * before / (1 + before)
         moved = _odds(held + self._prior / 2, num_shown + self._prior)
         moved /= _odds(expected + prior, num_shown + self._prior)
         values = np.clip(self.values * moved, 1 / MEMORY**4, MEMORY**4).astype(np.float32)

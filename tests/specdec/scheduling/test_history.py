@@ -115,6 +115,15 @@ def test_a_draft_that_changed_moves_its_factor_once():
     assert found[5:] == pytest.approx([3 / 64] * 5, abs=0.01)
 
 
+def test_the_largest_factor_returns_to_1_once_nothing_is_known():
+    """It became the smallest one: in float32 its odds were infinite."""
+    seen = history(*[shown([[2**-26]] * 64, num_run=1, num_accepted=1)] * 40, is_calibrated=False)
+    assert seen.factors.values[0, 0] == 2**24
+    seen.age(1, 10**5)
+    seen.add(shown([[0.5]] * 8, num_run=1, is_sampled=True))
+    assert seen.factors.values[0, 0] == pytest.approx(1, rel=1e-3)
+
+
 def test_a_level_is_judged_where_all_before_it_held():
     """The second level always holds after the first, which it does in every second round."""
     rates, held = [[0.5, 0.5]] * 2, [0, 2]

@@ -76,7 +76,9 @@ def share_among(monkeypatch, programs: int) -> None:
     ],
 )
 # of a slot: of all its splits, of some, of one
-@pytest.mark.parametrize("programs", [pytest.param(1, marks=pytest.mark.slow), 37, 400])
+@pytest.mark.parametrize(
+    "programs", [37, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 400))]
+)
 def test_a_row_has_the_bits_of_a_program_that_walks_all(
     exact_device, monkeypatch, extents, dtype, C, programs
 ):

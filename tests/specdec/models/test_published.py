@@ -60,7 +60,14 @@ def test_logits_and_tokens_are_those_of_transformers(target, name):
         assert difference(model, loaded, prompt) <= LOGITS
 
 
-@pytest.mark.parametrize("name", [*EACH, pytest.param("granite", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        EACH[0],
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("granitemoe", "granite")),
+        *EACH[2:],
+    ],
+)
 def test_drafts_chunks_and_neighbours_change_no_token(target, name):
     _, loaded = target(name)
     eagle = random_draft(eagle3_config(loaded, head_dim=loaded.config.heads.head_dim))

@@ -113,6 +113,7 @@ ROWS: dict[str, Row] = {
     "specdec.passes": Row(
         (*STEPPING, "specdec.rounds", "specdec.models", "specdec.config"), ("torch",)
     ),
+    "specdec.parallel": Row(("specdec.parallel",)),
     "specdec.target": Row(STEP, ("torch",)),
     "specdec.drafts": Row(STEP, ("torch",)),
     "specdec.step": Row((*STEP, "specdec.target", "specdec.drafts"), ("numpy",)),

@@ -156,18 +156,16 @@ class _Watch:
 
     def run(self, is_over: threading.Event) -> None:
         while not is_over.wait(LOOK_SECONDS):
-            for process in self._processes:
-                found = self._failure_of(process)
-                owner = self._owner()
-                if found is not None and owner is not None and not is_over.is_set():
-                    owner.fail(f"rank {process.rank} {found}{process.last_lines()}")
-                    return
+            failed = [each for each in map(self._failure_of, self._processes) if each]
+            owner = self._owner() if failed and not is_over.is_set() else None
+            if owner is not None:
+                owner.fail(failed[0])
 
     def _failure_of(self, process: Process) -> str | None:
+        rank, now = process.rank, time.monotonic()
         status = process.popen.poll()
         if status is not None:
-            return process.words_of(status)
-        rank, now = process.rank, time.monotonic()
+            return f"rank {rank} {process.words_of(status)}{process.last_lines()}"
         beats = self._shared.get(rank, Place.BEATS)
         if beats != self._beats[rank]:
             self._beats[rank], self._seen_at[rank] = beats, now
@@ -176,7 +174,7 @@ class _Watch:
         if now - self._seen_at[rank] <= limit:
             return None
         process.popen.kill()  # its output ends
-        return f"has given no sign of life for {limit:g} s"
+        return f"rank {rank} has given no sign of life for {limit:g} s{process.last_lines()}"
 
 
 def _kill(processes: list[Process], is_over: threading.Event, owner: int) -> None:

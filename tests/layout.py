@@ -119,9 +119,10 @@ ROWS: dict[str, Row] = {
     ),
     "specdec.parallel": Row(("specdec.parallel",)),
     "specdec.parallel.followers": Row(TOLD, ("numpy",)),
-    "specdec.parallel.ranks": Row(("specdec.arguments", "specdec.parallel")),
+    "specdec.parallel.ranks": Row(("specdec.arguments", "specdec.parallel"), ("torch",)),
+    "specdec.parallel.group": Row(("specdec.parallel",), ("torch",)),
     "specdec.parallel.messages": Row(TOLD, ("numpy",)),
-    "specdec.parallel.lead": Row(TOLD, ("numpy",)),
+    "specdec.parallel.lead": Row(TOLD, ("numpy", "torch")),
     "specdec.parallel.follow": Row((*TOLD, "specdec.runner"), ("numpy", "torch")),
     "specdec.parallel.begin": Row(
         (

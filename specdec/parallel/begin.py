@@ -39,12 +39,13 @@ class Found(NamedTuple):
 class RankStart:
     """Tells a rank's process what it is; pickled, by this package alone.
 
-    file: the descriptor of shared memory
+    file, store: the descriptors of shared memory, and of the group's store
     parent: the process of rank 0
     config: with the rank's own device
     """
 
     file: int
+    store: int
     rank: int
     size: int
     parent: int
@@ -88,8 +89,20 @@ def leading(found: Found, config: EngineConfig, parallel: Parallel) -> Iterator[
         yield None
         return
     shared = Shared.of(parallel.size)
-    starts = [_start(rank, shared, found, config, parallel) for rank in range(1, parallel.size)]
-    lead = Lead(Processes(shared, starts), parallel.compares)
+    store = os.memfd_create("specdec-store")
+    common = RankStart(
+        file=shared.file,
+        store=store,
+        rank=0,
+        size=parallel.size,
+        parent=os.getpid(),
+        num_threads=torch.get_num_threads(),
+        compares=parallel.compares,
+        found=found,
+        config=replace(config, use_tqdm_on_load=False),
+    )
+    starts = [_start(rank, common) for rank in range(1, parallel.size)]
+    lead = Lead(Processes(shared, starts, [store]), store, parallel.compares)
     try:
         yield lead
     except BaseException as error:
@@ -97,17 +110,6 @@ def leading(found: Found, config: EngineConfig, parallel: Parallel) -> Iterator[
         raise
 
 
-def _start(
-    rank: int, shared: Shared, found: Found, config: EngineConfig, parallel: Parallel
-) -> RankStart:
-    device = config.device if config.device == "cpu" else f"cuda:{rank}"
-    return RankStart(
-        file=shared.file,
-        rank=rank,
-        size=parallel.size,
-        parent=os.getpid(),
-        num_threads=torch.get_num_threads(),
-        compares=parallel.compares,
-        found=found,
-        config=replace(config, device=device, use_tqdm_on_load=False),
-    )
+def _start(rank: int, common: RankStart) -> RankStart:
+    device = "cpu" if common.config.device == "cpu" else f"cuda:{rank}"
+    return replace(common, rank=rank, config=replace(common.config, device=device))

@@ -3,32 +3,41 @@
 They read no results and send nothing back but numbers in shared memory.
 """
 
+import gc
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
+from specdec.parallel.group import Group
 from specdec.parallel.lead import digest
 from specdec.parallel.messages import Kind, Plain, to_masks, to_round, to_rows, unpacked
 from specdec.parallel.ranks import Led
 from specdec.parallel.ring import Reader
-from specdec.parallel.shared import NUM_DIGESTS, Place, Shared, fence
+from specdec.parallel.shared import NUM_DIGESTS, Place, Shared, Stage, fence
 from specdec.rounds.step_sizes import RowMasks
 from specdec.runner import Runner
 
 
 class Follow:
-    """One rank but the first. compares: see Parallel"""
+    """One rank but the first. store, compares: see Lead"""
 
-    def __init__(self, shared: Shared, rank: int, compares: bool = False) -> None:
+    def __init__(self, shared: Shared, rank: int, store: int, compares: bool = False) -> None:
         self.rank = rank
         self.size = shared.num_ranks
         self._shared = shared
+        self._store = store
         self._compares = compares
         self._ring = Reader(shared, rank)
-        self._num_answers = 0
+        self._group: Group | None = None
 
     # the start
+
+    def join(self, device: torch.device) -> None:
+        """Connect with all ranks, once they have read their weights."""
+        self._shared.set(self.rank, Place.STAGE, Stage.JOINING)
+        self._decided(*self._receive())
+        self._group = Group(self._store, self.rank, self.size, device)
 
     def led(self, runner: Led, decide: Callable[[], int]) -> int:
         """Run rank 0's steps until it has decided."""
@@ -36,12 +45,9 @@ class Follow:
         return self._decided(*self._run(runner))
 
     def least(self, value: int) -> int:
-        """Answer with this value, and take the least of all."""
-        self._num_answers += 1
-        self._shared.set(self.rank, Place.ANSWER, value)
-        fence()
-        self._shared.set(self.rank, Place.ANSWERS, self._num_answers)
-        return self._decided(*self._receive())
+        """Find the least of all ranks' values."""
+        assert self._group is not None, "ranks that have not joined"
+        return self._group.least(value)
 
     def after_first(self, work: Callable[[], object]) -> None:
         """Do something once rank 0 has."""
@@ -59,7 +65,9 @@ class Follow:
         """Run rank 0's steps, first those that it measures; SystemExit at the end."""
         kind, _ = self._run(runner)
         assert kind is Kind.SERVE, kind
-        self._shared.set(self.rank, Place.READY, 1)
+        gc.collect()  # a collection that walks over modules would hold up all ranks
+        gc.freeze()
+        self._shared.set(self.rank, Place.STAGE, Stage.SERVING)
         kind, _ = self._run(runner)
         raise AssertionError(f"{kind} while serving")
 

@@ -8,12 +8,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
+from specdec.parallel.group import Group
 from specdec.parallel.messages import Kind, of_masks, of_round, of_rows, packed
 from specdec.parallel.processes import Processes, RankError
 from specdec.parallel.ranks import Led
 from specdec.parallel.ring import Writer
-from specdec.parallel.shared import NUM_DIGESTS, Place, wait_until
+from specdec.parallel.shared import NUM_DIGESTS, Place, Stage, wait_until
 from specdec.rounds.results import PendingResult, StepResult
 from specdec.rounds.step_sizes import RowMasks, Step
 from specdec.rounds.upload import RowStart
@@ -22,20 +24,29 @@ from specdec.rounds.upload import RowStart
 class Lead:
     """Leads the other ranks of an engine through its start and its steps.
 
+    store: the descriptor of the group's store
     compares: see Parallel
     """
 
     rank = 0
 
-    def __init__(self, processes: Processes, compares: bool = False) -> None:
+    def __init__(self, processes: Processes, store: int, compares: bool = False) -> None:
         self.size = processes.shared.num_ranks
         self.processes = processes
         self._shared = processes.shared
+        self._store = store
         self._compares = compares
         self._ring = Writer(self._shared, processes.check)
-        self._num_answers = 0
+        self._group: Group | None = None
 
     # the start
+
+    def join(self, device: torch.device) -> None:
+        """Connect with all ranks, once they have read their weights."""
+        self._wait(Place.STAGE, Stage.JOINING)
+        self._send(Kind.DECIDED, 0)
+        self._group = Group(self._store, self.rank, self.size, device)
+        self.processes.told.append(self._group.abort)
 
     def led(self, runner: Led, decide: Callable[[], int]) -> int:
         """Decide by steps of the runner, which the others run as well."""
@@ -47,9 +58,8 @@ class Lead:
 
     def least(self, value: int) -> int:
         """Find the least of all ranks' values."""
-        least = min([value, *self._answers()])
-        self._send(Kind.DECIDED, least)
-        return least
+        assert self._group is not None, "ranks that have not joined"
+        return self._group.least(value)
 
     def after_first(self, work: Callable[[], object]) -> None:
         """Do something; the others do it afterwards."""
@@ -59,12 +69,7 @@ class Lead:
     def serve(self) -> None:
         """End the start: wait until every other rank is ready for steps of requests."""
         self._send(Kind.SERVE)
-        self._wait(Place.READY, 1)
-
-    def _answers(self) -> list[int]:
-        self._num_answers += 1
-        self._wait(Place.ANSWERS, self._num_answers)
-        return [self._shared.get(rank, Place.ANSWER) for rank in range(1, self.size)]
+        self._wait(Place.STAGE, Stage.SERVING)
 
     # steps
 
@@ -108,7 +113,7 @@ class Lead:
         self.processes.check()
 
     def tell(self, told: Callable[[], object]) -> None:
-        self.processes.told = told
+        self.processes.told.append(told)
 
     def end(self, reason: str) -> None:
         with suppress(RankError):  # it has ended

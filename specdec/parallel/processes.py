@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO
 
-from specdec.parallel.shared import Place, Shared
+from specdec.parallel.shared import Place, Shared, Stage
 
 PROGRAM = "from specdec.parallel.worker import main; main()"
 # NVLink multicast can take a host down: nothing may use it
@@ -41,9 +41,9 @@ class RankError(RuntimeError):
 
 
 class Process:
-    """One rank's process. start: what it reads first, pickled."""
+    """One rank's process. files: that it inherits. start: what it reads first, pickled."""
 
-    def __init__(self, rank: int, shared: Shared, start: object) -> None:
+    def __init__(self, rank: int, files: Sequence[int], start: object) -> None:
         self.rank = rank
         self.lines: deque[str] = deque(maxlen=NUM_LINES)
         self.popen = subprocess.Popen(
@@ -51,7 +51,7 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=[shared.file],
+            pass_fds=files,
             env=os.environ | NO_MULTICAST | {"PYTHONPATH": _path()},
             process_group=0,
         )
@@ -90,20 +90,22 @@ class Processes:
     """All other ranks of an engine, in processes that have begun.
 
     starts: by rank, from 1 on
+    files: that they inherit, beside that of the memory
     They end with this object at the latest, or with the interpreter.
     """
 
-    def __init__(self, shared: Shared, starts: Sequence[object]) -> None:
+    def __init__(self, shared: Shared, starts: Sequence[object], files: Sequence[int] = ()) -> None:
         self.shared = shared
         self.failure: str | None = None  # why the engine has ended
-        self.told: Callable[[], object] | None = None  # called after a failure, by another thread
+        # called after a failure, maybe by another thread
+        self.told: list[Callable[[], object]] = []
         self._all: list[Process] = []
         self._is_over = threading.Event()
         self._lock = threading.Lock()
         self._end = weakref.finalize(self, _kill, self._all, self._is_over, os.getpid())
         try:
             for rank, start in enumerate(starts, 1):
-                self._all.append(Process(rank, shared, start))
+                self._all.append(Process(rank, [shared.file, *files], start))
         except BaseException:
             self._end()
             raise
@@ -130,8 +132,8 @@ class Processes:
                 return
             self._end()
             self.failure = failure
-        if self.told is not None:
-            self.told()
+        for told in self.told:
+            told()
 
     def close(self, reason: str) -> None:
         """Wait for ranks that were asked to end, and end those that do not. No effect twice."""
@@ -169,8 +171,8 @@ class _Watch:
         beats = self._shared.get(rank, Place.BEATS)
         if beats != self._beats[rank]:
             self._beats[rank], self._seen_at[rank] = beats, now
-        is_ready = self._shared.get(rank, Place.READY)
-        limit = SILENT_SECONDS if is_ready else LOADING_SECONDS
+        is_serving = self._shared.get(rank, Place.STAGE) == Stage.SERVING
+        limit = SILENT_SECONDS if is_serving else LOADING_SECONDS
         if now - self._seen_at[rank] <= limit:
             return None
         process.popen.kill()  # its output ends

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from specdec.arguments import is_integer
 from specdec.parallel.followers import Followers
 
@@ -41,6 +43,9 @@ class Ranks(Protocol):
     rank: int
     size: int
 
+    def join(self, device: torch.device) -> None:
+        """Connect with all ranks, once they have read their weights."""
+
     def led(self, runner: Led, decide: Callable[[], int]) -> int:
         """Have rank 0 decide by steps of its runner, which the others run as well."""
 
@@ -56,6 +61,9 @@ class Alone:
 
     rank = 0
     size = 1
+
+    def join(self, device: torch.device) -> None:
+        """Have nobody to connect with."""
 
     def led(self, runner: Led, decide: Callable[[], int]) -> int:
         """Decide."""

@@ -27,11 +27,15 @@ class Place(IntEnum):
     WRITTEN = 0  # bytes that rank 0 has put into the ring
     READ = 1  # bytes that the rank has taken out of it
     BEATS = 2  # grows while the process runs
-    ANSWERS = 3  # how many answers it has given
-    ANSWER = 4  # the latest
-    READY = 5  # 1: it waits for steps to serve
-    DIGESTS = 6  # how many steps it has digested
+    STAGE = 3  # how far its start is
+    DIGESTS = 4  # how many steps it has digested
     FIRST_DIGEST = 16
+
+
+class Stage(IntEnum):
+    LOADING = 0
+    JOINING = 1  # it has weights, and waits for all others to have theirs
+    SERVING = 2
 
 
 class Shared:

@@ -38,7 +38,7 @@ def main() -> None:
     status = FAILED
     try:
         torch.set_num_threads(start.num_threads)
-        follow = Follow(shared, start.rank, start.compares)
+        follow = Follow(shared, start.rank, start.store, start.compares)
         follow.serve(load_rank(start.found, start.config, follow))
     except SystemExit:
         status = 0

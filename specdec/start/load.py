@@ -168,6 +168,7 @@ def _load_models(
             eagle = _load_draft(found.draft, speculation, target, progress)
         logger.info("%s", eagle.report)
         drafting = of_draft(drafting, eagle.config.draft_vocab_size)
+    ranks.join(device)
     return target, eagle, _runner(config, speculation, drafting, target, eagle, backend, ranks)
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 from specdec.parallel.processes import NO_MULTICAST
-from specdec.parallel.shared import Place, Shared
+from specdec.parallel.shared import Place, Shared, Stage
 
 
 def main():
@@ -16,7 +16,7 @@ def main():
     rank = start["rank"]
     if "is_silent" not in start:
         threading.Thread(target=beat, args=(shared, rank), daemon=True).start()
-    shared.set(rank, Place.READY, 1)
+    shared.set(rank, Place.STAGE, Stage.SERVING)
     print("begins", {name: os.environ.get(name) for name in NO_MULTICAST}, flush=True)
     if "raises" in start:
         raise ValueError(start["raises"])

@@ -51,7 +51,7 @@ def wait_for(condition, seconds=10.0):
 
 
 def are_ready(ranks):
-    return all(ranks.shared.get(rank, Place.READY) for rank in (1, 2))
+    return all(ranks.shared.get(rank, Place.STAGE) for rank in (1, 2))
 
 
 def failure_of(ranks):
@@ -65,7 +65,7 @@ def failure_of(ranks):
 def test_a_rank_that_is_killed_is_named_and_ends_all(begin, name):
     ranks = begin()
     told = []
-    ranks.told = lambda: told.append(1)
+    ranks.told.append(lambda: told.append(1))
     wait_for(lambda: are_ready(ranks))
     ranks.check()
     os.kill(ranks._all[1].popen.pid, getattr(signal, name))

@@ -87,8 +87,8 @@ def test_a_reader_wakes_soon_and_sleeps_when_it_waits_long(shared, monkeypatch):
 
 
 def test_numbers_of_a_rank_are_its_own(shared):
-    shared.set(1, Place.ANSWER, (1 << 64) - 1)
+    shared.set(1, Place.STAGE, (1 << 64) - 1)
     shared.set(2, Place.FIRST_DIGEST + memory.NUM_DIGESTS - 1, 7)
-    assert shared.get(1, Place.ANSWER) == (1 << 64) - 1
+    assert shared.get(1, Place.STAGE) == (1 << 64) - 1
     assert [shared.get(rank, Place.READ) for rank in range(3)] == [0, 0, 0]
     assert bytes(shared.ring[:64]) == bytes(64)

@@ -8,6 +8,7 @@ import marshal
 import pickle
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any, overload
 
@@ -133,7 +134,15 @@ class Window(Sequence[int]):
 
 def of_rows(starts: Sequence[tuple[int, RowStart]], grown: Sequence[tuple[int, int, int]]) -> Plain:
     """Write state rows that start, and blocks of others; see Runner.start_rows."""
-    return (pickle.dumps(([*starts], [*grown])),)  # once for a request
+    return (pickle.dumps(([(row, _lean(start)) for row, start in starts], [*grown])),)
+
+
+def _lean(start: RowStart) -> RowStart:
+    """Leave out a prompt of which only the length is read: its tokens come with its parts."""
+    sampling = start.sampling
+    if sampling.has_penalties or sampling.bad_words:
+        return start
+    return replace(start, sampling=replace(sampling, prompt=range(len(sampling.prompt))))
 
 
 def to_rows(values: Plain) -> tuple[list[tuple[int, RowStart]], list[tuple[int, int, int]]]:

@@ -44,7 +44,8 @@ TREE = chain_of(4, "demo/eagle1", top_k=3, num_draft_tokens=9)
 def requests(prompts):
     """Prompts that share beginnings, and what is asked of them."""
     short = [prompt for prompt in prompts if len(prompt) < 64]
-    texts = [(short[0] + short[2] + 2 * tail)[:119] for tail in short[3:7]] + short[1:5]
+    texts = [(short[0] + short[2] + 2 * tail)[:119] for tail in short[3:7]]  # three blocks
+    texts += [(tail + short[0])[:56] for tail in short[1:5]]  # they grow by a second one
     params = [SamplingParams(**{"max_tokens": 10, **each}) for each in ASKED]
     return texts, params
 

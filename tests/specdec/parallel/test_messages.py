@@ -1,6 +1,7 @@
 """What is read of a message is what was written, and a step takes some hundred bytes."""
 
 from array import array
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -90,8 +91,20 @@ def test_state_rows_arrive_as_they_are():
         prompt=[9, 8],
     )
     start = RowStart(blocks=[2, 5], num_draft_tokens=3, stop_ids=[7], sampling=sampling)
-    starts, grown = [(1, start), (0, RowStart(blocks=[], num_draft_tokens=0))], [(2, 1, 9)]
+    greedy = RowStart(blocks=[], num_draft_tokens=0, sampling=SamplingStart(prompt=range(4)))
+    starts, grown = [(1, start), (0, greedy)], [(2, 1, 9)]
     assert to_rows(through(Kind.ROWS, *of_rows(starts, grown))) == (starts, grown)
+
+
+def test_of_a_prompt_that_the_sampler_does_not_read_only_the_length_is_sent():
+    long = RowStart(blocks=[1], num_draft_tokens=0, sampling=SamplingStart(prompt=[1 << 40] * 5000))
+    message = packed(Kind.ROWS, *of_rows([(3, long)], []))
+    assert len(message) < 700
+    [(row, found)], _ = to_rows(unpacked(message)[1])
+    assert (row, len(found.sampling.prompt)) == (3, 5000)
+    penalties = replace(long.sampling, presence_penalty=0.5)
+    starts = [(3, replace(long, sampling=penalties))]
+    assert to_rows(through(Kind.ROWS, *of_rows(starts, []))) == (starts, [])
 
 
 def test_masks_arrive_as_they_are():

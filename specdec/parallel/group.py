@@ -1,8 +1,7 @@
 """The ranks' process group: gloo on a CPU, NCCL on GPUs. It moves data and never adds any.
 
 It is no default group, so a caller's own torch.distributed stays as it is. Its store is a file
-without a name that all ranks inherit, and connections are made within the host: no port is open to
-others.
+without a name that all ranks inherit, and gloo listens to its own host alone.
 """
 
 import os
@@ -14,7 +13,6 @@ from torch import Tensor, distributed
 
 from specdec.parallel.processes import NO_MULTICAST
 
-WITHIN_HOST = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 # the start of one rank may wait for that of another; who fails is found by watching processes
 PATIENCE = timedelta(minutes=30)
 
@@ -27,7 +25,7 @@ class Group:
     """
 
     def __init__(self, file: int, rank: int, size: int, device: torch.device) -> None:
-        os.environ |= NO_MULTICAST | WITHIN_HOST
+        os.environ |= NO_MULTICAST
         self.size = size
         self._device = device
         store = distributed.FileStore(f"/proc/self/fd/{file}", size)  # type: ignore[attr-defined]
@@ -38,7 +36,11 @@ class Group:
             self._group = distributed.ProcessGroupNCCL(store, rank, size, options)
             self._group.eager_connect_single_device(device)
         else:
-            self._group = distributed.ProcessGroupGloo(store, rank, size, PATIENCE)
+            gloo = distributed.ProcessGroupGloo
+            within_host = gloo._Options()  # type: ignore[attr-defined]
+            within_host._devices = [gloo.create_device(interface="lo")]
+            within_host._timeout = PATIENCE
+            self._group = gloo(store, rank, size, within_host)
 
     def gather(self, own: Tensor, out: Tensor) -> None:
         """Copy `own` of every rank, [...], to `out` of each, [n, ...], by rank; both contiguous."""

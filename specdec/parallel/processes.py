@@ -60,7 +60,7 @@ class Process:
         assert given is not None, rank
         self._reader = threading.Thread(target=self._read, args=(output,), daemon=True)
         self._reader.start()
-        with given:
+        with suppress(BrokenPipeError), given:  # it has ended, which the watch finds
             pickle.dump(start, given)
 
     def _read(self, output: IO[bytes]) -> None:
@@ -102,7 +102,7 @@ class Processes:
         self._all: list[Process] = []
         self._is_over = threading.Event()
         self._lock = threading.Lock()
-        self._end = weakref.finalize(self, _kill, self._all, self._is_over, os.getpid())
+        self._end = weakref.finalize(self, _end, self._all, self._is_over, os.getpid())
         try:
             for rank, start in enumerate(starts, 1):
                 self._all.append(Process(rank, [shared.file, *files], start))
@@ -130,20 +130,21 @@ class Processes:
         with self._lock:
             if self.failure is not None:
                 return
-            self._end()
+            _kill(self._all, self._is_over)
             self.failure = failure
         for told in self.told:
             told()
+        self._end()
 
     def close(self, reason: str) -> None:
-        """Wait for ranks that were asked to end, and end those that do not. No effect twice."""
+        """Wait for ranks that were asked to end, and end those that do not."""
         with self._lock:
-            if self.failure is not None:
-                return
-            self._is_over.set()
-            _wait(self._all)
-            self._end()
-            self.failure = reason
+            if self.failure is None:
+                self._is_over.set()
+                _wait(self._all)
+                self._end()
+                self.failure = reason
+        _wait(self._all)
 
 
 class _Watch:
@@ -179,13 +180,16 @@ class _Watch:
         return f"rank {rank} has given no sign of life for {limit:g} s{process.last_lines()}"
 
 
-def _kill(processes: list[Process], is_over: threading.Event, owner: int) -> None:
+def _end(processes: list[Process], is_over: threading.Event, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child has copies of all this
+        _kill(processes, is_over)
+        _wait(processes)
+
+
+def _kill(processes: list[Process], is_over: threading.Event) -> None:
     is_over.set()
-    if os.getpid() != owner:  # a forked child has copies of all this
-        return
     for each in processes:
         each.popen.kill()
-    _wait(processes)
 
 
 def _wait(processes: list[Process]) -> None:

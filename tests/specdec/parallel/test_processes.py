@@ -71,7 +71,7 @@ def test_a_rank_that_is_killed_is_named_and_ends_all(begin, name):
     os.kill(ranks._all[1].popen.pid, getattr(signal, name))
     assert failure_of(ranks).startswith(f"rank 2 was ended by {name}\n    begins {{")
     wait_for(lambda: told == [1])
-    assert ranks._all[0].popen.returncode == -signal.SIGKILL
+    wait_for(lambda: ranks._all[0].popen.poll() == -signal.SIGKILL)
 
 
 def test_a_rank_that_raises_says_what(begin, capsys):

@@ -1,6 +1,6 @@
 """Models, caches and buffers of one engine, and the steps over them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -125,6 +125,21 @@ class Runner:
         if self.followers is not None:
             self.followers.start_rows(starts, grown)
         start_rows(self.state, starts, grown)
+
+    def place(self, rows: Mapping[str, np.ndarray]) -> None:
+        """Write the first state rows of these tensors, to measure rounds of requests.
+
+        rows: by name, [rows, ...]; of each row the first numbers, where it has more
+        """
+        if self.followers is not None:
+            self.followers.place(rows)
+        for name, values in rows.items():
+            upload(self.rows_of(name, values.shape), values)
+
+    def rows_of(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Find the first state rows of a tensor, and of each row the first numbers, by name."""
+        rows: Tensor = getattr(self.state, name)[tuple(map(slice, shape))]
+        return rows
 
     def run_step(
         self,

@@ -4,6 +4,7 @@ They read no results and send nothing back but numbers in shared memory.
 """
 
 import gc
+import pickle
 from collections.abc import Callable
 
 import numpy as np
@@ -79,6 +80,8 @@ class Follow:
                 self._step(runner, values)
             elif kind is Kind.ROWS:
                 runner.start_rows(*to_rows(values))
+            elif kind is Kind.PLACED:
+                runner.place(pickle.loads(values[0]))
             elif kind is Kind.THRESHOLD:
                 runner.stop_below(*values)
             elif kind is Kind.FACTORS:

@@ -4,7 +4,7 @@ A runner without other ranks has no followers. What each method sends is run by 
 runner of another rank, in the same order.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +25,9 @@ class Followers(Protocol):
         self, starts: Sequence[tuple[int, RowStart]], grown: Sequence[tuple[int, int, int]]
     ) -> None:
         """Send state rows that are written next; see Runner.start_rows."""
+
+    def place(self, rows: Mapping[str, np.ndarray]) -> None:
+        """Send numbers of state rows that are measured next; see Runner.place."""
 
     def stop_below(self, threshold: float) -> None:
         """Send the threshold of drafts; see Runner.stop_below."""

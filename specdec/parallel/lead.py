@@ -1,7 +1,8 @@
 """Rank 0's side: it tells the other ranks what it does, before it does it."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+import pickle
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -89,6 +90,9 @@ class Lead:
     ) -> None:
         if starts or grown:
             self._send(Kind.ROWS, *of_rows(starts, grown))
+
+    def place(self, rows: Mapping[str, np.ndarray]) -> None:
+        self._send(Kind.PLACED, pickle.dumps(rows))
 
     def stop_below(self, threshold: float) -> None:
         self._send(Kind.THRESHOLD, float(threshold))

@@ -29,9 +29,10 @@ class Kind(IntEnum):
     ROWS = 2
     THRESHOLD = 3
     FACTORS = 4
-    DECIDED = 5  # what rank 0 has decided at the start
-    SERVE = 6  # the start is over
-    END = 7
+    PLACED = 5  # numbers of state rows, at the start
+    DECIDED = 6  # what rank 0 has decided at the start
+    SERVE = 7  # the start is over
+    END = 8
 
 
 def packed(kind: Kind, *values: Any) -> bytes:

@@ -69,7 +69,8 @@ class Process:
             for line in output:
                 text = line.decode(errors="replace").rstrip()
                 self.lines.append(text)
-                print(f"rank {self.rank}: {text}", file=sys.stderr)
+                with suppress(OSError, ValueError):  # stderr may be closed
+                    print(f"rank {self.rank}: {text}", file=sys.stderr)
 
     def words_of(self, status: int) -> str:
         """Say how it ended."""
@@ -99,10 +100,11 @@ class Processes:
         self.failure: str | None = None  # why the engine has ended
         # called after a failure, maybe by another thread
         self.told: list[Callable[[], object]] = []
+        self._owner = os.getpid()
         self._all: list[Process] = []
         self._is_over = threading.Event()
         self._lock = threading.Lock()
-        self._end = weakref.finalize(self, _end, self._all, self._is_over, os.getpid())
+        self._end = weakref.finalize(self, _end, self._all, self._is_over, self._owner)
         try:
             for rank, start in enumerate(starts, 1):
                 self._all.append(Process(rank, [shared.file, *files], start))
@@ -117,9 +119,11 @@ class Processes:
         ).start()
 
     def check(self) -> None:
-        """RankError if the engine has ended."""
+        """RankError if the engine has ended, or belongs to the process that forked this one."""
         if self.failure is not None:
             raise RankError(self.failure)
+        if self._owner != os.getpid():
+            raise RankError(f"the engine belongs to process {self._owner}: build one here")
 
     def settle(self) -> None:
         """Give the watch time to find a rank that has failed."""

@@ -1,9 +1,13 @@
 """Two ranks give the tokens and logprobs of one, and hold the same state in every step."""
 
+import os
 import random
+import signal
 import threading
+import time
 
 import pytest
+import torch
 
 from specdec import LLM, SamplingParams
 from specdec.parallel import lead as leading
@@ -156,3 +160,31 @@ def test_a_message_that_is_lost_ends_the_engine(auto, requests):
     ring._number += 1
     with pytest.raises(RankError, match=r"rank 1 ended with status 1[^$]*message \d+ of rank 0"):
         outputs_of(auto, requests)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("draft", [None, chain_of(3), TREE | {"adaptive": False}, chain_of("auto")])
+def test_two_gpus_give_the_texts_of_one(requests, draft, no_late_compilation):
+    options = SIZES | {"device": "cuda", "num_kv_blocks": 64}
+    with LLM("demo", draft, **options) as llm:
+        of_one = told(outputs_of(llm, requests))
+    with ranks(draft, **options) as llm:
+        assert told(outputs_of(llm, requests)) == of_one
+        assert told(outputs_of(llm, requests)) == of_one
+
+
+def generate_for(llm, requests, seconds):
+    ends_at = time.monotonic() + seconds
+    while time.monotonic() < ends_at:
+        outputs_of(llm, requests)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_gpus_rank_that_ends_or_stops_ends_the_engine(requests, number):
+    with ranks(chain_of("auto"), compares=False, device="cuda", num_kv_blocks=64) as llm:
+        os.kill(worker(llm).pid, number)
+        with pytest.raises(RankError, match=r"^rank 1 (was ended by SIGKILL|has given no sign)"):
+            generate_for(llm, requests, seconds=15)

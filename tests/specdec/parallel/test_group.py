@@ -11,7 +11,7 @@ import torch
 from specdec.parallel import processes as module
 from specdec.parallel.group import Group
 from specdec.parallel.lead import Lead
-from specdec.parallel.processes import Processes, RankError
+from specdec.parallel.processes import NO_MULTICAST, Processes, RankError
 from specdec.parallel.shared import Shared
 
 STUB = "from tests.specdec.parallel.stub_group import main; main()"
@@ -32,11 +32,14 @@ def gather_forever(group, found):
 def test_ranks_gather_until_one_stops(monkeypatch):
     monkeypatch.setattr(module, "PROGRAM", STUB)
     monkeypatch.setattr(module, "SILENT_SECONDS", 1.0)
+    for name in NO_MULTICAST:
+        monkeypatch.delenv(name, raising=False)
     shared, store = Shared.of(2), os.memfd_create("store")
     start = {"file": shared.file, "store": store, "size": 2}
     lead = Lead(Processes(shared, [start], [store]), store)
     group = Group(store, 0, 2, torch.device("cpu"))
     lead.tell(group.abort)
+    assert os.environ.items() >= NO_MULTICAST.items()
     assert group.least(5) == 5
     found = torch.empty(2, 2, 3)
     group.gather(torch.full((2, 3), -2.0), found)

@@ -155,10 +155,21 @@ def test_whatever_a_planner_chooses_is_done_by_both(auto, requests, expected):
     assert 0 < stats.num_wasted < stats.num_rows
 
 
-def test_a_message_that_is_lost_ends_the_engine(auto, requests):
-    ring = auto.engine.runner.followers._ring
-    ring._number += 1
-    with pytest.raises(RankError, match=r"rank 1 ended with status 1[^$]*message \d+ of rank 0"):
+def test_ctrl_c_ends_the_ranks_that_run_a_step(auto, requests, monkeypatch):
+    popen, sampler = worker(auto), auto.engine.runner.acts.sampler
+    real, left = sampler.choose, [9]
+
+    def choose(step):
+        left[0] -= 1
+        if left[0] == 0:
+            signal.raise_signal(signal.SIGINT)
+        real(step)
+
+    monkeypatch.setattr(sampler, "choose", choose)
+    with pytest.raises(KeyboardInterrupt):
+        outputs_of(auto, requests)
+    assert popen.poll() == -signal.SIGKILL
+    with pytest.raises(RankError, match="a step was interrupted: KeyboardInterrupt"):
         outputs_of(auto, requests)
 
 

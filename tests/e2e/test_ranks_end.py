@@ -68,12 +68,13 @@ def interrupt(mark, number, after, seconds):
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, after, seconds",
     [
         ("SIGINT", "loaded", 0.4),
-        pytest.param("SIGINT", "begins", 0.9, marks=pytest.mark.slow),
-        pytest.param("SIGTERM", "loaded", 0.2, marks=pytest.mark.slow),
+        ("SIGINT", "begins", 0.9),
+        ("SIGTERM", "loaded", 0.2),
     ],
 )
 def test_a_signal_ends_all_ranks(mark, name, after, seconds):
@@ -87,6 +88,7 @@ def test_ctrl_c_at_any_moment_leaves_nothing(mark, i):
     interrupt(mark, signal.SIGINT, "begins", random.uniform(0.0, 5.0))
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_load_ends_the_start(monkeypatch):
     real = begin._start
 

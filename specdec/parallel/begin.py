@@ -23,7 +23,7 @@ logger = logging.getLogger("specdec")
 
 
 class Found(NamedTuple):
-    """What rank 0 has found out before weights are read. draft: None without one."""
+    """Says what rank 0 has found out before weights are read. draft: None without one."""
 
     target: Path
     draft: Path | None

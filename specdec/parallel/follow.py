@@ -21,7 +21,7 @@ from specdec.runner import Runner
 
 
 class Follow:
-    """One rank but the first. store, compares: see Lead"""
+    """Follows rank 0, as each of the others does. store, compares: see Lead"""
 
     def __init__(self, shared: Shared, rank: int, store: int, compares: bool = False) -> None:
         self.rank = rank

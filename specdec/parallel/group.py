@@ -18,7 +18,7 @@ PATIENCE = timedelta(minutes=30)
 
 
 class Group:
-    """One rank's end of it; all ranks build theirs at about the same time.
+    """Connects a rank with all others, which connect at about the same time.
 
     file: the store's descriptor. It is never closed: a store that went later would write into what
         has its number by then

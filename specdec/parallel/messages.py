@@ -107,7 +107,7 @@ def _to_part(
 
 
 class Window(Sequence[int]):
-    """A part of a prompt, in place of all of it. IndexError for tokens that are not there."""
+    """Stands for a prompt of which a part was sent. IndexError for tokens that were not."""
 
     def __init__(self, num_tokens: int, start: int, tokens: Sequence[int]) -> None:
         self._num_tokens = num_tokens

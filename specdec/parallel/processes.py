@@ -41,7 +41,7 @@ class RankError(RuntimeError):
 
 
 class Process:
-    """One rank's process. files: that it inherits. start: what it reads first, pickled."""
+    """Runs one rank. files: that it inherits. start: what it reads first, pickled."""
 
     def __init__(self, rank: int, files: Sequence[int], start: object) -> None:
         self.rank = rank
@@ -88,11 +88,11 @@ def _path() -> str:
 
 
 class Processes:
-    """All other ranks of an engine, in processes that have begun.
+    """Has all other ranks of an engine in processes that have begun.
 
+    They end with this object at the latest, or with the interpreter.
     starts: by rank, from 1 on
     files: that they inherit, beside that of the memory
-    They end with this object at the latest, or with the interpreter.
     """
 
     def __init__(self, shared: Shared, starts: Sequence[object], files: Sequence[int] = ()) -> None:

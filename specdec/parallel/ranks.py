@@ -16,7 +16,7 @@ from specdec.parallel.followers import Followers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """How many ranks an engine has; internal until weights are cut.
+    """Says how many ranks an engine has; internal until weights are cut.
 
     compares: every rank digests each step's results, and one that differs ends the engine: for
         debugging, since all of them wait for their devices in each step
@@ -34,7 +34,7 @@ ONE_RANK = Parallel()
 
 
 class Led(Protocol):
-    """A runner, which knows those that follow it."""
+    """A runner knows those that follow it."""
 
     followers: Followers | None
 
@@ -57,7 +57,7 @@ class Ranks(Protocol):
 
 
 class Alone:
-    """The only rank."""
+    """Stands for the ranks of an engine that has only one."""
 
     rank = 0
     size = 1

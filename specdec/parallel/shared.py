@@ -12,9 +12,9 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Self
 
-RING_BYTES = 1 << 22  # the masks of 64 guided rows of 128k tokens take 1 MB
+RING_BYTES = 1 << 22  # the masks of 64 guided rows take 1 MB, where ids are 128k
 NUM_DIGESTS = 64  # steps whose digests are kept: more than run ahead
-LINE = 16 + NUM_DIGESTS  # numbers of a rank; a line of its own for what others write
+LINE = 16 + NUM_DIGESTS  # numbers of a rank, on cache lines that no other rank writes
 
 SPIN_SECONDS = 0.001  # of a wait, while the next step is expected
 IDLE_SECONDS = 1.0  # of a wait, after which sleeps are long
@@ -22,7 +22,7 @@ SHORT_SECONDS, LONG_SECONDS = 0.00005, 0.001  # of a sleep
 
 
 class Place(IntEnum):
-    """Places in a rank's line. Rank 0 writes its own WRITTEN, every rank the rest of its line."""
+    """Says where a number lies in its rank's line, which that rank alone writes."""
 
     WRITTEN = 0  # bytes that rank 0 has put into the ring
     READ = 1  # bytes that the rank has taken out of it
@@ -39,7 +39,7 @@ class Stage(IntEnum):
 
 
 class Shared:
-    """The memory as one process sees it.
+    """Maps the memory into one process.
 
     file: its descriptor, inherited by the other ranks, which nothing needs any more once all of
         them have mapped it

@@ -120,6 +120,8 @@ ROWS: dict[str, Row] = {
     "specdec.feedback": Row(FEEDBACK, ("numpy",)),
     "specdec.deliver": Row((*STEPPING, "specdec.rounds", "specdec.scheduling")),
     "specdec.engine": Row(ENGINE, ("torch",)),
+    "specdec.parallel": Row(("specdec.parallel",)),
+    "specdec.parallel.equal_bits": Row(("specdec.kernels", "weights")),
     "specdec.start": Row(ENGINE, ("torch", "numpy", "huggingface_hub")),
     "specdec.llm": Row(LLM),
     "specdec.serve": Row(LLM),

@@ -141,6 +141,7 @@ ROWS: dict[str, Row] = {
     "specdec.deliver": Row((*STEPPING, "specdec.rounds", "specdec.scheduling")),
     "specdec.engine": Row(ENGINE, ("torch",)),
     "specdec.start": Row((*ENGINE, "specdec.parallel"), ("torch", "numpy", "huggingface_hub")),
+    "specdec.parallel.equal_bits": Row(("specdec.kernels", "weights")),
     "specdec.llm": Row(LLM),
     "specdec.serve": Row(LLM),
     "specdec.serve.http": Row(

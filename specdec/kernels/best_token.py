@@ -24,8 +24,7 @@ from specdec.kernels.linear import (
     describe,
     describe_rows,
     linear_ref,
-    split_sum,
-    split_sum_and_tail,
+    sums_of,
     tile_options,
 )
 from specdec.kernels.overlap import begin, let_the_next_start, wait_for_inputs
@@ -141,14 +140,12 @@ def _tile_maxima_kernel(
             return
     outs = (best_ptr, ids_ptr, sums_ptr)
     mask = (positions_ptr, states_ptr, min_positions_ptr, stop_ids_ptr, R) if HAS_MASK else None
+    blocks = tl.cdiv(D, w_desc.block_shape[1])
+    descs = (x_desc, tail_desc, w_desc)
+    logits, rest = sums_of(descs, tile * BLOCK_N, m0, 0, blocks, TAIL, 1)
+    let_the_next_start(PDL)
     if TAIL > 0:
-        descs = (x_desc, tail_desc, w_desc)
-        logits, rest = split_sum_and_tail(descs, tile * BLOCK_N, m0, 0, D, 1)
-        let_the_next_start(PDL)
         _reduce(outs, rest, tile, m0 + BLOCK_M, (T, V), mask, HAS_SUMS, STOP_IDS, FACTOR)
-    else:
-        logits = split_sum(x_desc, w_desc, tile * BLOCK_N, m0, 0, D, 1)
-        let_the_next_start(PDL)
     _reduce(outs, logits, tile, m0, (T, V), mask, HAS_SUMS, STOP_IDS, FACTOR)
 
 

@@ -17,6 +17,7 @@ from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import begin, let_the_next_start, loaded_before, wait_for_inputs
+from specdec.kernels.sum_order import added
 from specdec.kernels.tiles import empty_rows
 
 NORM_WARPS = 8  # one number for all norms: it decides the order of their sums
@@ -212,13 +213,11 @@ def finished(
     SPLITS: tl.constexpr,
     weights_ptr=None,
 ):
-    """Finish one row of an unfinished product, float32: add the splits in order, then the bias."""
+    """Finish one row of an unfinished product, float32: add its parts, then the bias."""
     if weights_ptr is not None:
         x = weighted(parts_ptr, weights_ptr, t, d, T, D, SPLITS)
     else:
-        x = tl.load(parts_ptr + t * D + d, mask=d < D, other=0.0)
-        for i in tl.static_range(1, SPLITS):
-            x += tl.load(parts_ptr + (i * T + t) * D + d, mask=d < D, other=0.0)
+        x = added(parts_ptr, t, T, D, d, d < D, 0.0, SPLITS)
     if HAS_BIAS:
         x += tl.load(bias_ptr + d, mask=d < D, other=0.0).to(tl.float32)
     return x

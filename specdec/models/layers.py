@@ -11,16 +11,24 @@ from specdec.kernels.gate_up import gate_up
 from specdec.kernels.linear import Sums, linear, split_linear
 from specdec.kernels.norms import add_rms_norm, rms_norm
 from specdec.kernels.rotate_and_store import HeadNorms
+from specdec.kernels.sum_order import Whole
 from specdec.kernels.take_rows import take_rows
 from specdec.models.attention import attend, room_for, store_kv
 from weights.config import LayerKind
 
 
 class Linear(nn.Module):
-    """A row-invariant product with an optional bias: finished, or as sums for the next kernel."""
+    """A row-invariant product with an optional bias: finished, or as sums for the next kernel.
 
-    def __init__(self, num_in: int, num_out: int, bias: bool = False) -> None:
+    whole: the weight's shape [N, K] before several GPUs took rows, or neighbouring columns, of it;
+        None: it is whole. Of columns, `sums` is one part, and the bias is for all parts together
+    """
+
+    def __init__(
+        self, num_in: int, num_out: int, bias: bool = False, whole: Whole | None = None
+    ) -> None:
         super().__init__()
+        self.whole = whole
         self.weight = nn.Parameter(torch.empty(num_out, num_in), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(num_out), requires_grad=False) if bias else None
 
@@ -29,7 +37,7 @@ class Linear(nn.Module):
 
     def sums(self, x_TD: Tensor, first: int = 0) -> Sums:
         """first: columns before it may hold anything."""
-        return split_linear(x_TD, self.weight, self.bias, first)
+        return split_linear(x_TD, self.weight, self.bias, first, self.whole)
 
 
 class Embedding(nn.Module):

@@ -68,8 +68,9 @@ def test_the_shapes_that_the_compiler_is_told_are_the_true_ones(T, device):
     check("linear", x, w, None, torch.float32)
     check("linear", y, w_down, norm, None)
     check("joint_input", torch.zeros(T, dtype=torch.int64, device=device), w, x, norm, norm, 1e-6)
-    check("split_sums", x, w, torch.float32, 0)
-    check("split_sums", x.half(), w.half(), torch.float16, 16)
+    check("split_sums", x, w, torch.float32, 0, None, None)
+    check("split_sums", x, w, torch.float32, 0, N, 2 * D)
+    check("split_sums", x.half(), w.half(), torch.float16, 16, 2 * N, D)
     check("gate_up", x, w, None)
     check("rms_norm", x, norm, 1e-5)
     shares = torch.rand(T, 2, device=device)
@@ -114,6 +115,4 @@ def test_the_number_of_split_sums_asks_one_thing_of_the_number_of_rows(monkeypat
         weight = torch.empty(N, K, device="meta")
         for T in (1, 16, 17, 512, 513, 5000):
             tiles = choose_tiles("split", row_class(T), N, K, weight.dtype, "cpu")
-            assert linear.num_parts(torch.empty(T, K, device="meta"), weight) == (
-                1 if tiles.is_serial else tiles.splits
-            )
+            assert linear.num_parts(torch.empty(T, K, device="meta"), weight) == tiles.parts

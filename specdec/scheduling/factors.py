@@ -27,7 +27,8 @@ class Factors:
         self._most = most
         self._is_sole = is_sole
         self._sums = np.zeros((3, 2, num_levels))  # drafts shown, those that held, those expected
-        self._latest = np.zeros_like(self._sums)
+        # the same of the latest rounds, and those that were expected before they moved the factors
+        self._latest = np.zeros((4, 2, num_levels))
         self._prior = float(PRIOR)
 
     def age(self, num_drafted: int, num_plain: int) -> None:
@@ -54,20 +55,24 @@ class Factors:
         is_shown = (level < shown[:, None]) & (level <= accepted[:, None])
         is_held = is_shown & (level < accepted[:, None])
         of_kinds = (kinds == np.arange(2)[:, None]).astype(float)  # [2, S]
-        counts = is_shown, is_held, is_shown * self.rates(odds, kinds)
+        is_expected = is_shown * self.rates(odds, kinds)
+        counts = is_shown, is_held, is_expected, is_expected
         new = np.array([of_kinds @ each for each in counts])
         kept = np.minimum(1, self._most / np.maximum(self._sums[0], 1))
-        self._sums = new + kept * self._sums
-        self._latest = new + self._latest / 2  # rounds of few requests alone show too little
-        for lately in (self._latest, new):
-            self._sums = np.where(_is_changed(*lately), lately, self._sums)
+        latest = new + self._latest / 2  # rounds of few requests alone show too little
+        self._latest = latest = np.where(_is_changed(new), new, latest)
+        is_changed = _is_changed(latest)
+        self._sums = np.where(is_changed, latest[:3], new[:3] + kept * self._sums)
         num_shown, held, expected = self._sums
-        prior = self._prior * self.values / (1 + self.values)
+        before = self.values.astype(float)  # in float32 no more is left of 1 / (1 + 2**24)
+        prior = self._prior * before / (1 + before)
         moved = _odds(held + self._prior / 2, num_shown + self._prior)
         moved /= _odds(expected + prior, num_shown + self._prior)
         values = np.clip(self.values * moved, 1 / MEMORY**4, MEMORY**4).astype(np.float32)
-        odds_of_all = _odds(expected, num_shown) * (values / self.values)
-        self._sums[2] = num_shown * odds_of_all / (1 + odds_of_all)
+        for sums in (self._sums, latest):  # or the factor would move once more
+            odds_of_all = _odds(sums[2], sums[0]) * (values / self.values)
+            sums[2] = sums[0] * odds_of_all / (1 + odds_of_all)
+        latest[3] = np.where(is_changed, latest[2], latest[3])  # one change is found once
         self.values = values
 
 
@@ -76,7 +81,8 @@ def fading(num_rounds: int) -> float:
     return float((1 - 1 / MEMORY) ** num_rounds)
 
 
-def _is_changed(num_shown: Floats, held: Floats, expected: Floats) -> Booleans:
+def _is_changed(latest: Floats) -> Booleans:
+    num_shown, held, _, expected = latest
     variance = expected * (1 - expected / np.maximum(num_shown, 1)) + 1 / 2
     return np.asarray(np.abs(held - expected) > CHANGED * np.sqrt(variance))
 

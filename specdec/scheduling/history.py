@@ -57,12 +57,13 @@ class ShapeHistory:
         kept = fading(num_drafted + IDLE * num_plain)
         self._weights = np.maximum(kept * self._weights, np.finfo(float).tiny)
 
-    def add(self, shown: Shown) -> None:
+    def add(self, shown: Shown, factors: Floats | None = None) -> None:
+        """factors: [2, L] that are in what the draft says, as in that of chains; None: none are"""
         kinds = shown.is_sampled.astype(np.intp)
         rates = np.minimum(_rates(shown.held), SURE)
         odds = rates / (1 - rates)
-        if shown.has_factors:
-            odds = odds / self.factors.values[kinds]
+        if factors is not None:
+            odds = odds / factors[kinds]
         self._odds = self._latest(self._odds, odds)
         self._best = self._latest(self._best, shown.best)
         bounds = np.stack([shown.num_run, shown.num_allowed], axis=1)
@@ -144,9 +145,10 @@ class Histories:
 
     def add(self, rounds: Sequence[RoundOutcome]) -> None:
         """Take rounds in, those of one tree after another together: it is the dear part."""
+        factors = self.chains.factors.values  # that all these drafts had; each group moves them
         for tree, group in itertools.groupby(rounds, key=_tree_of):
             if tree is None:
-                self.chains.add(shown_by_chains([*group]))
+                self.chains.add(shown_by_chains([*group]), factors)
                 continue
             trees, chains = shown_by_trees([*group], self._num_levels)
             self.of(tree).add(trees)

@@ -49,7 +49,6 @@ class Shown:
     num_run: [S] levels that were drafted before all drafts of the round stopped
     num_shown: [S] levels of which was seen whether another draft holds
     num_accepted, num_allowed, is_sampled: [S] as of an outcome
-    has_factors: the planner's factors are in the draft's probabilities, as in those of chains
     """
 
     held: Floats
@@ -59,7 +58,6 @@ class Shown:
     num_accepted: Integers
     num_allowed: Integers
     is_sampled: Booleans
-    has_factors: bool
 
 
 def shown_by_chains(rounds: Sequence[RoundOutcome]) -> Shown:
@@ -69,7 +67,7 @@ def shown_by_chains(rounds: Sequence[RoundOutcome]) -> Shown:
     held = np.where(np.arange(probs.shape[1]) < levels[:, None], probs, 0.0)
     num_run = np.maximum.reduceat((held > 0).sum(axis=1), _starts(rounds))
     shown = _joined(rounds, "num_verified"), _joined(rounds, "num_accepted")
-    return _shown(rounds, held, held, num_run, *shown, has_factors=True)
+    return _shown(rounds, held, held, num_run, *shown)
 
 
 def shown_by_trees(rounds: Sequence[RoundOutcome], num_levels: int) -> tuple[Shown, Shown]:
@@ -89,12 +87,12 @@ def shown_by_trees(rounds: Sequence[RoundOutcome], num_levels: int) -> tuple[Sho
     num_run = _last_levels(rounds, best, allowed)
     num_shown = np.minimum(np.repeat(num_run, _num_requests(rounds)), allowed)
     accepted = _joined(rounds, "num_accepted")
-    own = _shown(rounds, held, best, num_run, num_shown, accepted, has_factors=False)
+    own = _shown(rounds, held, best, num_run, num_shown, accepted)
     with_root = np.column_stack([np.zeros(len(probs)), probs])
     paths = np.take_along_axis(with_root, first_rows, axis=1)
     paths = np.where(np.arange(num_levels) < np.minimum(allowed, levels[-1])[:, None], paths, 0.0)
     shown = (paths > 0).sum(axis=1), _joined(rounds, "num_on_chains")
-    return own, _shown(rounds, paths, paths, num_run, *shown, has_factors=False)
+    return own, _shown(rounds, paths, paths, num_run, *shown)
 
 
 def _shown(
@@ -104,7 +102,6 @@ def _shown(
     num_run: Integers,
     num_shown: Integers,
     num_accepted: Integers,
-    has_factors: bool,
 ) -> Shown:
     """Leave out requests that must not draft, and levels that a request may not have."""
     allowed = _joined(rounds, "num_allowed")
@@ -118,7 +115,6 @@ def _shown(
         num_accepted=num_accepted[drafts],
         num_allowed=allowed[drafts],
         is_sampled=_joined(rounds, "is_sampled")[drafts],
-        has_factors=has_factors,
     )
 
 

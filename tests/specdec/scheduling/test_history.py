@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from specdec.scheduling.gains import GainCurve
-from specdec.scheduling.history import ShapeHistory
-from specdec.scheduling.outcomes import Shown
+from specdec.scheduling.history import Histories, ShapeHistory
+from specdec.scheduling.outcomes import RoundOutcome, Shown
+from specdec.sizes import DraftShape, chain
 
 K = 4
 
@@ -27,14 +28,13 @@ def shown(rates, num_run=K, allowed=K, num_accepted=0, num_shown=None, is_sample
         num_accepted=np.broadcast_to(num_accepted, B),
         num_allowed=bounds,
         is_sampled=np.full(B, is_sampled),
-        has_factors=True,
     )
 
 
 def history(*rounds, capacity=100, is_calibrated=True):
     made = ShapeHistory(K, capacity, is_calibrated)
     for each in rounds:
-        made.add(replace(each, has_factors=is_calibrated))
+        made.add(each, made.factors.values if is_calibrated else None)
     return made
 
 
@@ -96,11 +96,32 @@ def test_as_many_are_expected_as_hold(said, holds):
             rate = odds / (1 + odds)
             seen.age(1, 0)
             of_round = shown(np.full((32, 1), rate), num_run=1, num_accepted=np.minimum(held, 1))
-            seen.add(replace(of_round, has_factors=is_calibrated))
+            seen.add(of_round, seen.factors.values if is_calibrated else None)
         assert paths(seen)[:, 0].mean() == pytest.approx(holds, abs=0.05)
         factor = holds / (1 - holds) / (said / (1 - said))
         assert seen.factors.values[0, 0] == pytest.approx(factor, rel=0.3, abs=0.02)
         assert (seen.factors.values[1] == 1).all()
+
+
+def test_a_draft_that_changed_moves_its_factor_once():
+    """What it showed of old was counted after the move too: 3 of 64 became 2 of 64, or 9."""
+    seen, found = ShapeHistory(K, 512, is_calibrated=False), []
+    for num_held in (32,) * 4 + (3,) * 6:
+        of_round = shown([[0.5]] * 64, num_run=1, num_accepted=np.arange(64) < num_held)
+        seen.age(8, 0)
+        seen.add(of_round)
+        found.append(paths(seen)[-1, 0])
+    assert found[:4] == pytest.approx([1 / 2] * 4)
+    assert found[5:] == pytest.approx([3 / 64] * 5, abs=0.01)
+
+
+def test_the_largest_factor_returns_to_1_once_nothing_is_known():
+    """It became the smallest one: in float32 its odds were infinite."""
+    seen = history(*[shown([[2**-26]] * 64, num_run=1, num_accepted=1)] * 40, is_calibrated=False)
+    assert seen.factors.values[0, 0] == 2**24
+    seen.age(1, 10**5)
+    seen.add(shown([[0.5]] * 8, num_run=1, is_sampled=True))
+    assert seen.factors.values[0, 0] == pytest.approx(1, rel=1e-3)
 
 
 def test_a_level_is_judged_where_all_before_it_held():
@@ -112,6 +133,20 @@ def test_a_level_is_judged_where_all_before_it_held():
     assert second > 4
 
 
+def test_drafts_are_judged_by_the_factors_that_they_had():
+    """Trees that are taken in before chains move the factors, but not those of these chains."""
+    histories, none = Histories(1, 100), np.zeros(8, int)
+    counts = {"num_verified": none + 2, "num_accepted": none, "num_allowed": none + 1}
+    given = counts | {"probs": np.full((8, 2), 0.5), "is_sampled": none > 0}
+    of_trees = {"parents": [[0, 0]] * 8, "num_on_chains": none}
+    trees = RoundOutcome(shape=DraftShape(1, 2, 2), **given, **of_trees)
+    chains = RoundOutcome(shape=chain(1), **given | {"probs": np.full((8, 1), 0.5)})
+    histories.add([trees, chains])
+    assert histories.chains.factors.values[0, 0] < 0.2
+    found = paths(histories.chains)[:, 0]
+    assert found == pytest.approx(np.full(16, found[0]))
+
+
 def test_kinds_of_requests_have_factors_and_entries_of_their_own():
     seen = ShapeHistory(K, 100, is_calibrated=False)
     for _ in range(20):
@@ -119,7 +154,7 @@ def test_kinds_of_requests_have_factors_and_entries_of_their_own():
             shown([[0.5]] * 2, num_run=1, num_accepted=1),
             shown([[0.5]] * 1, num_run=1, num_accepted=0, is_sampled=True),
         ):
-            seen.add(replace(of_round, has_factors=False))
+            seen.add(of_round)
     assert seen.factors.values[0, 0] > 2
     assert seen.factors.values[1, 0] < 0.5
     assert [seen.num_known(kind) for kind in (0, 1, None)] == [40, 20, 60]
@@ -135,7 +170,7 @@ def test_what_is_new_outweighs_what_has_aged():
     some_held = [1, 1, 1, 1, 1, 0, 0, 0]
     for _ in range(2):
         of_round = shown([[0.6]] * 8, num_run=1, num_accepted=some_held)
-        seen.add(replace(of_round, has_factors=False))
+        seen.add(of_round)
     assert GainCurve(seen.sample(None, 1), 0.0).means[0] > 0.2
 
 
@@ -152,7 +187,7 @@ def test_trees_stop_by_the_drafts_own_best_paths():
     best = np.full((4, K), 0.25)
     seen = ShapeHistory(K, 100, is_calibrated=False)
     for _ in range(10):
-        seen.add(replace(of_round, best=best, has_factors=False))
+        seen.add(replace(of_round, best=best))
     sample = seen.sample(None, 4)
     assert sample.held[0, 0, 0] < 0.2
     assert GainCurve(sample, 0.2).levels_run[-1] == pytest.approx(K)

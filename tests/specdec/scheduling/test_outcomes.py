@@ -131,5 +131,7 @@ def test_a_request_that_must_not_draft_shows_nothing():
 
 
 def test_nodes_deeper_than_the_request_may_have_are_no_gain():
-    seen = described(SHAPE, [[0.6, 0.4, 0.3, 0.1]], [[0, 1, 2, 3]], allowed=[2])
-    assert seen.held.tolist() == [[0.6, 0.4, 0, 0]]
+    of_round = outcome(SHAPE, [[0.6, 0.4, 0.3, 0.1]], [[0, 1, 2, 3]], allowed=[2])
+    for seen in in_chains_or_trees([of_round]):
+        assert seen.held.tolist() == [[0.6, 0.4, 0, 0]]
+        assert seen.num_shown.tolist() == [2]

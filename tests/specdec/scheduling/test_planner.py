@@ -382,6 +382,12 @@ def test_a_choice_serves_for_a_few_rounds_and_no_longer():
     assert later[-1] == PLAIN
 
 
+def test_a_choice_is_of_the_requests_that_may_draft():
+    planner = taught(COSTS, 8, 0.5)
+    for num_drafting, levels in ((8, 2), (1, 1), (4, 2)):
+        assert planner.plan(coming(8, num_drafting=num_drafting)).next_shape == chain(levels)
+
+
 def test_what_takes_long_is_left_until_the_gpu_has_other_work():
     planner = taught(COSTS, 2, 0.9)
     planner.plan(coming(2))

@@ -35,18 +35,22 @@ from specdec.kernels.tiles import (
     tiles_for_columns,
 )
 
+Whole = tuple[int, int]  # the shape [N, K] of the weight of which another is a part
+
 
 class Sums(NamedTuple):
     """An unfinished product: the reader adds splits in order, then the bias, and rounds once.
 
     Of one split and without a bias nothing is left to add, and it is rounded already. Parts of
     experts have a weight in each row; they have no bias, and a part of weight 0 may be anything.
+    Where several GPUs have experts, a row's parts are at places among those of all GPUs.
     """
 
     parts_STN: Tensor  # [splits, T, N] float32, or rounded: [1, T, N], and all parts of experts
     bias_N: Tensor | None
     weights_TS: Tensor | None = None  # [T, splits] float32
     factor: float = 1.0  # norms.py adds the rounded product times this to the stream
+    places_TS: Tensor | None = None  # [T, slots] int32: where the part of each weight is; None: s
 
     def finish(self, dtype: torch.dtype) -> Tensor:
         """Add the splits and the bias, and round, as every reader does."""
@@ -60,8 +64,12 @@ class Sums(NamedTuple):
     def _weighted(self) -> Tensor:
         assert self.weights_TS is not None
         assert self.bias_N is None
-        total_TN = self.parts_STN.new_zeros(self.parts_STN.shape[1:], dtype=torch.float32)
-        for part_TN, weight_T in zip(self.parts_STN, self.weights_TS.unbind(1), strict=True):
+        parts_STN = self.parts_STN
+        if self.places_TS is not None:
+            rows_T = torch.arange(parts_STN.shape[1], device=parts_STN.device)
+            parts_STN = parts_STN[self.places_TS.t().long(), rows_T]
+        total_TN = parts_STN.new_zeros(parts_STN.shape[1:], dtype=torch.float32)
+        for part_TN, weight_T in zip(parts_STN, self.weights_TS.unbind(1), strict=True):
             weight_T1 = weight_T[:, None]
             total_TN = total_TN + weight_T1 * part_TN.float().where(weight_T1 != 0, 0.0)
         return total_TN
@@ -85,14 +93,21 @@ def linear(
 
 
 def split_linear(
-    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, first: int = 0
+    x_TK: Tensor,
+    weight_NK: Tensor,
+    bias_N: Tensor | None = None,
+    first: int = 0,
+    whole: Whole | None = None,
 ) -> Sums:
     """Multiply to float32 split sums, or to x's dtype where one sum is all.
 
     No launch since the last synchronisation may write the weight.
     first: columns before it may hold anything; their weights are not read
+    whole: the shape of the weight of which this one has some rows; or neighbouring columns, whose
+           sum is a part of float32 that a reader adds to the others. None: the weight is whole
     """
-    dtype = torch.float32 if bias_N is not None else x_TK.dtype
+    is_finished = bias_N is None and (whole is None or whole[1] == weight_NK.shape[1])
+    dtype = x_TK.dtype if is_finished else torch.float32
     return Sums(_split_sums(x_TK, weight_NK, dtype, first), bias_N)
 
 

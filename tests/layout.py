@@ -112,7 +112,7 @@ ROWS: dict[str, Row] = {
     "specdec.parallel.exchange": Row(
         ("specdec.kernels", "specdec.parallel.transfers", "weights.shard"), ("torch",)
     ),
-    "specdec.models": Row(MODEL, ("torch",)),
+    "specdec.models": Row((*MODEL, "specdec.parallel.exchange"), ("torch",)),
     "specdec.rounds": Row(STEPPING, ("torch", "numpy")),
     "specdec.sampler": Row((*STEPPING, "specdec.rounds", "specdec.models"), ("torch",)),
     "specdec.passes": Row(

@@ -112,7 +112,11 @@ ROWS: dict[str, Row] = {
     ),
     "specdec.kernels": Row(third=("torch", "triton")),
     "specdec.kernels.compilations": Row(("specdec.kernels", "weights.bars"), ("torch", "triton")),
-    "specdec.models": Row(MODEL, ("torch",)),
+    "specdec.parallel.transfers": Row(third=("torch",)),
+    "specdec.parallel.exchange": Row(
+        ("specdec.kernels", "specdec.parallel.transfers", "weights.shard"), ("torch",)
+    ),
+    "specdec.models": Row((*MODEL, "specdec.parallel.exchange"), ("torch",)),
     "specdec.rounds": Row(STEPPING, ("torch", "numpy")),
     "specdec.sampler": Row((*STEPPING, "specdec.rounds", "specdec.models"), ("torch",)),
     "specdec.passes": Row(

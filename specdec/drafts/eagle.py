@@ -25,7 +25,6 @@ from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.kernels.best_children import Perturbation
 from specdec.kernels.gumbel import DRAFT, TARGET
 from specdec.kernels.needed import needed_while
-from specdec.kernels.norms import add
 from specdec.kernels.support_floor import support_floor
 from specdec.models.eagle import EagleModel
 from specdec.passes.contexts import ForwardContexts
@@ -243,6 +242,6 @@ def into_buffers(model: EagleModel) -> Callable[..., None]:
         input_ids_T: Tensor, features_TE: Tensor, seeds_B: Tensor, streams_out_BD: Tensor
     ) -> None:
         x, residual_BD = model(input_ids_T, model.features(features_TE), seeds_B=seeds_B)
-        add(x, residual_BD, streams_out_BD)
+        model.add(x, residual_BD, streams_out_BD)
 
     return forward

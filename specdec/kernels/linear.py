@@ -43,13 +43,15 @@ class Sums(NamedTuple):
 
     Of one part and without a bias nothing is left to add, and it is rounded already. Parts of
     experts have a weight in each row, and are added in order; they have no bias, and a part of
-    weight 0 may be anything.
+    weight 0 may be anything. Where several GPUs have experts, a row's parts are at places among
+    those of all GPUs.
     """
 
     parts_STN: Tensor  # [parts, T, N] float32, or rounded: [1, T, N], and all parts of experts
     bias_N: Tensor | None
     weights_TS: Tensor | None = None  # [T, parts] float32
     factor: float = 1.0  # norms.py adds the rounded product times this to the stream
+    places_TS: Tensor | None = None  # [T, slots] int32: where the part of each weight is; None: s
 
     def finish(self, dtype: torch.dtype) -> Tensor:
         """Add the parts and the bias, and round, as every reader does."""
@@ -61,8 +63,12 @@ class Sums(NamedTuple):
     def _weighted(self) -> Tensor:
         assert self.weights_TS is not None
         assert self.bias_N is None
-        total_TN = self.parts_STN.new_zeros(self.parts_STN.shape[1:], dtype=torch.float32)
-        for part_TN, weight_T in zip(self.parts_STN, self.weights_TS.unbind(1), strict=True):
+        parts_STN = self.parts_STN
+        if self.places_TS is not None:
+            rows_T = torch.arange(parts_STN.shape[1], device=parts_STN.device)
+            parts_STN = parts_STN[self.places_TS.t().long(), rows_T]
+        total_TN = parts_STN.new_zeros(parts_STN.shape[1:], dtype=torch.float32)
+        for part_TN, weight_T in zip(parts_STN, self.weights_TS.unbind(1), strict=True):
             weight_T1 = weight_T[:, None]
             total_TN = total_TN + weight_T1 * part_TN.float().where(weight_T1 != 0, 0.0)
         return total_TN

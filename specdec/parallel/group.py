@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch._C._distributed_c10d import _register_process_group
 
 from specdec.parallel.processes import NO_MULTICAST
 
@@ -41,6 +42,15 @@ class Group:
             within_host._devices = [gloo.create_device(interface="lo")]
             within_host._timeout = PATIENCE
             self._group = gloo(store, rank, size, within_host)
+        # ops find it by name; the descriptor of its store is no other group's in this process
+        self.name = f"specdec-{file}"
+        self._named = distributed.ProcessGroup(store, rank, size)
+        kinds = distributed.ProcessGroup.BackendType
+        kind = kinds.NCCL if device.type == "cuda" else kinds.GLOO
+        self._named._register_backend(device, kind, self._group)
+        self._named._set_default_backend(kind)
+        self._named._set_group_name(self.name)  # type: ignore[arg-type]
+        _register_process_group(self.name, self._named)  # type: ignore[arg-type]
 
     def gather(self, own: Tensor, out: Tensor) -> None:
         """Copy `own` of every rank, [...], to `out` of each, [n, ...], by rank; both contiguous."""

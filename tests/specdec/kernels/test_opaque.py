@@ -74,9 +74,9 @@ def test_the_shapes_that_the_compiler_is_told_are_the_true_ones(T, device):
     check("gate_up", x, w, None)
     check("rms_norm", x, norm, 1e-5)
     shares = torch.rand(T, 2, device=device)
-    check("add_rms_norm", parts, norm, None, 1.0, x, norm, 1e-5, out)
-    check("add_rms_norm", parts, None, shares, 0.5, x, norm, 1e-5, None)
-    check("add", parts, None, None, 1.0, x, out)
+    check("add_rms_norm", parts, norm, None, 1.0, None, x, norm, 1e-5, out)
+    check("add_rms_norm", parts, None, shares, 0.5, None, x, norm, 1e-5, None)
+    check("add", parts, None, None, 1.0, None, x, out)
     check("router_sums", x, w)
     ids = torch.arange(T, device=device).int()[:, None] % 4
     check("expert_parts", x, ids, torch.rand(3, 32, D, device=device), w[:48].view(3, D, 16))
@@ -101,7 +101,7 @@ def test_the_shape_of_the_queries_is_told_by_the_cache(device, has_norms):
     )
     context = ForwardContext(attn_metadata=metadata, slot_mapping=positions, num_tokens=T)
     with set_forward_context(context):
-        check("store_kv", parts, None, None, 1.0, *rope, *norms, 0, True)
+        check("store_kv", parts, None, None, 1.0, None, *rope, *norms, 0, True)
 
 
 def check(name, *args):

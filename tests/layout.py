@@ -108,6 +108,8 @@ ROWS: dict[str, Row] = {
     ),
     "specdec.kernels": Row(third=("torch", "triton")),
     "specdec.kernels.compilations": Row(("specdec.kernels", "weights.bars"), ("torch", "triton")),
+    "specdec.kernels.block_sums": Row(("specdec.kernels", "weights.shard"), ("torch",)),
+    "specdec.kernels.cut_ids": Row(("weights.shard",), ("torch",)),
     "specdec.models": Row(MODEL, ("torch",)),
     "specdec.rounds": Row(STEPPING, ("torch", "numpy")),
     "specdec.sampler": Row((*STEPPING, "specdec.rounds", "specdec.models"), ("torch",)),

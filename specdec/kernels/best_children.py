@@ -13,11 +13,10 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl
 from specdec.kernels.choose_token import NoiseKeys, _draws
+from specdec.kernels.cut_ids import tile_columns
 from specdec.kernels.gumbel import gumbel_estimate
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import begin
-
-FEW_ROWS = 16  # up to these, small tiles fill the GPU
 
 
 class Perturbation(NamedTuple):
@@ -41,7 +40,7 @@ def launch_best_children(
 ) -> TileChildren:
     """perturbation: None where all rows are greedy."""
     X, W = logits_XW.shape
-    block = 1024 if X <= FEW_ROWS else 2048
+    block = tile_columns(X, W)
     tiles = -(-W // block)
     found = TileChildren(
         scores=logits_XW.new_empty(X, tiles, top_k),

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.backend import backend
+from specdec.kernels.block_sums import powers_of, sum_over_ids
 from specdec.kernels.linear import (
     describe,
     describe_rows,
@@ -268,6 +269,6 @@ def id_or_marker_ref(scores_TV: Tensor) -> Tensor:
 def confidence_ref(scores_TV: Tensor, scale_T: Tensor) -> Tensor:
     """Compute the share of each row's greatest exp(scale x score), 0 for a row without a choice."""
     top_T = scores_TV.amax(dim=-1)
-    powers_TV = (scale_T[:, None] * (scores_TV - top_T[:, None])).exp()
-    share_T = 1 / powers_TV.sum(dim=-1)
+    powers_TV = powers_of(scale_T[:, None] * (scores_TV - top_T[:, None]))
+    share_T = 1 / sum_over_ids(powers_TV)[:, 0]
     return torch.where(top_T.isfinite() & (share_T <= 1), share_T, 0)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.best_token import TileMaxima, id_or_marker_ref, launch_write
+from specdec.kernels.cut_ids import tile_columns
 from specdec.kernels.gumbel import (
     gumbel_estimate,
     gumbel_noise,
@@ -25,8 +26,6 @@ from specdec.kernels.gumbel import (
     philox,
 )
 from specdec.kernels.overlap import begin
-
-FEW_ROWS = 16  # up to these, small tiles fill the GPU
 
 
 class NoiseKeys(NamedTuple):
@@ -68,7 +67,7 @@ def launch_choices(
 ) -> TileMaxima:
     """Find the best of each tile of columns."""
     T, V = logits_TV.shape
-    block = 1024 if T <= FEW_ROWS else 2048
+    block = tile_columns(T, V)
     tiles = -(-V // block)
     best = torch.empty(tiles, T, dtype=torch.float32, device=logits_TV.device)
     ids = torch.empty(tiles, T, dtype=torch.int32, device=logits_TV.device)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl
+from specdec.kernels.block_sums import powers_of, sum_over_ids
 from specdec.kernels.gumbel import log_ref
-from specdec.kernels.invariant import blocked_exp, tree_sum
 from specdec.kernels.overlap import begin
 from specdec.rounds.level import DraftLevel
 
@@ -166,8 +166,7 @@ def log_probs(scores_XW: Tensor) -> Tensor:
     """Log softmax in float32, at most 0; a row's result depends on nothing but the row."""
     top_X1 = scores_XW.amax(dim=-1, keepdim=True)
     behind_XW = scores_XW - top_X1
-    powers_XW = behind_XW.exp() if behind_XW.is_cuda else blocked_exp(behind_XW)
-    return behind_XW - log_ref(tree_sum(powers_XW))
+    return behind_XW - log_ref(sum_over_ids(powers_of(behind_XW)))
 
 
 def perturbed(

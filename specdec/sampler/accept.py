@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.kernels.block_sums import sum_over_ids
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafted:
@@ -94,7 +96,7 @@ def block_odds(drafted: Drafted, prefix_BQ: Tensor) -> tuple[Tensor, Tensor]:
     if K == 0:
         return prefix_BQ[:, 1:], prefix_BQ[:, 1:]
     rest_BKV = prefix_BQ[:, :K, None] * drafted.target_probs_BQV[:, :K] - drafted.draft_probs_BKV
-    rest_BK = F.pad(rest_BKV.clamp(min=0).sum(dim=-1)[:, 1:], (0, 1))
+    rest_BK = F.pad(sum_over_ids(rest_BKV.clamp(min=0))[:, 1:, 0], (0, 1))
     prefix_BK = prefix_BQ[:, 1:]
     is_last_BK = torch.arange(1, K + 1, device=prefix_BQ.device) >= drafted.num_drafts_B[:, None]
     numerator_BK = torch.where(is_last_BK, prefix_BK, rest_BK)
@@ -120,6 +122,6 @@ def _decide(drafted: Drafted, num_accepted_B: Tensor, prefix_BQ: Tensor) -> Deci
         draft_BV = drafted.draft_probs_BKV[b, num_accepted_B.clamp(max=K - 1)]
         residual_BV = (prefix_BQ[b, num_accepted_B, None] * weights_BV - draft_BV).clamp(min=0)
         # where rounding left nothing, target and draft are equal
-        is_target_B1 = (is_bonus_B | (residual_BV.sum(dim=1) == 0))[:, None]
+        is_target_B1 = (is_bonus_B | (residual_BV.amax(dim=1) == 0))[:, None]
         weights_BV = torch.where(is_target_B1, weights_BV, residual_BV)
     return Decision(num_accepted_B=num_accepted_B, weights_BV=weights_BV, is_bonus_B=is_bonus_B)

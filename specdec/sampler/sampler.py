@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.best_token import NOT_FINITE, StopMask, best_token
+from specdec.kernels.block_sums import powers_of, sum_over_ids
 from specdec.kernels.choose_token import NoiseKeys, choose_token
 from specdec.kernels.gumbel import BONUS, COIN, RESIDUAL, TARGET, uniform_ref
 from specdec.kernels.mask_rows import mask_rows
@@ -274,4 +275,5 @@ def scaled_in_support(logits_TV: Tensor, temperature_T: Tensor, floor_T: Tensor)
 
 def probabilities(scaled_XV: Tensor) -> Tensor:
     """Softmax; zeros where no token is left."""
-    return scaled_XV.softmax(dim=-1).nan_to_num(0.0)
+    powers_XV = powers_of(scaled_XV - scaled_XV.amax(dim=-1, keepdim=True))
+    return (powers_XV / sum_over_ids(powers_XV)).nan_to_num(0.0)

@@ -66,6 +66,19 @@ class CutIds:
         return self.exchange.gather(x).amax(dim=0)
 
 
+def greatest_over_ids(x: Tensor, cut: CutIds | None) -> Tensor:
+    """Find the greatest of [..., V], [..., 1]; NaN if one is."""
+    top = x.amax(dim=-1, keepdim=True)
+    return top if cut is None else cut.greatest(top)
+
+
+def columns_of(ids: Tensor, x_XV: Tensor, cut: CutIds | None) -> tuple[Tensor, Tensor]:
+    """Find the columns of ids and whether x has them; one that it lacks has any column."""
+    column = ids - first_id(cut)
+    is_here = (column >= 0) & (column < x_XV.shape[-1])
+    return column.clamp(0, x_XV.shape[-1] - 1), is_here
+
+
 def num_ids(x_XV: Tensor, cut: CutIds | None) -> int:
     """Count the ids of the whole vocabulary. x: logits of this rank's"""
     return x_XV.shape[-1] if cut is None else cut.vocab_size
@@ -75,7 +88,7 @@ def first_id(cut: CutIds | None) -> int:
     return 0 if cut is None else cut.first
 
 
-def tile_columns(num_rows: int, vocab_size: int) -> int:
+def tile_columns_of(x_XV: Tensor, cut: CutIds | None) -> int:
     """Choose the columns of a tile of logits, which lies in one block of ids (from 512 on)."""
-    columns = 1024 if num_rows <= FEW_ROWS else 2048
-    return min(columns, max(vocabulary_block(vocab_size), FEWEST_COLUMNS))
+    columns = 1024 if len(x_XV) <= FEW_ROWS else 2048
+    return min(columns, max(vocabulary_block(num_ids(x_XV, cut)), FEWEST_COLUMNS))

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from specdec.kernels import is_hopper, jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.backend import backend
+from specdec.kernels.best_of_ranks import launch_best_of_ranks
 from specdec.kernels.block_sums import powers_of, sum_over_ids
 from specdec.kernels.cut_ids import CutIds, columns_of, first_id, greatest_over_ids
 from specdec.kernels.linear import (
@@ -84,20 +85,10 @@ def best_token(
 def launch_write(best: Tensor, ids: Tensor, out_T: Tensor, cut: CutIds | None = None) -> None:
     """Reduce the maxima of tiles [tiles, T] of all ranks to ids and markers."""
     if cut is not None:
-        best, ids = cut.exchange.gather(_launch_best_of_tiles(best, ids)).unbind(1)
-        ids = ids.view(torch.int32)
+        best, ids = launch_best_of_ranks(best, ids, cut)
     tiles, T = best.shape
     options = {"BLOCK": next_power_of_2(tiles), "num_warps": 4} | launch_options(best)
     _write_kernel[(T,)](out_T, best, ids, out_T.stride(0), tiles, best.stride(0), **options)
-
-
-def _launch_best_of_tiles(best: Tensor, ids: Tensor) -> Tensor:
-    """Reduce maxima of tiles to one of each row, [2, T] float32: the score, the bits of its id."""
-    tiles, T = best.shape
-    out_2T = best.new_empty(2, T)
-    options = {"BLOCK": next_power_of_2(tiles), "num_warps": 4} | launch_options(best)
-    _best_of_tiles_kernel[(T,)](out_2T, best, ids, tiles, T, **options)
-    return out_2T
 
 
 def join_tiles(maxima: TileMaxima, cut: CutIds | None, ids_each: int) -> TileMaxima:
@@ -263,27 +254,6 @@ def _write_kernel(
     tl.store(out_ptr + t * stride_out, token.to(tl.int64))
 
 
-@jit(varying=("tiles", "T"))
-def _best_of_tiles_kernel(
-    out_ptr,  # [2, T] float32
-    best_ptr,  # [tiles, T]
-    ids_ptr,  # [tiles, T]
-    tiles,
-    T,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    begin(PDL)
-    t = tl.program_id(0)
-    i = tl.arange(0, BLOCK)
-    best = tl.load(best_ptr + i * T + t, mask=i < tiles, other=float("-inf"))
-    ids = tl.load(ids_ptr + i * T + t, mask=i < tiles, other=1 << 30)
-    top = tl.max(best, axis=0)
-    lowest = tl.min(tl.where(best == top, ids, 1 << 30), axis=0)
-    tl.store(out_ptr + t, top)
-    tl.store(out_ptr + T + t, lowest.to(tl.float32, bitcast=True))
-
-
 @jit
 def lowest_best(best_ptr, ids_ptr, t, tiles, T, BLOCK: tl.constexpr):
     """Find the lowest id among the greatest of one row's tiles, or a marker."""
@@ -328,12 +298,10 @@ def best_token_ref(
     if mask is not None:
         stop_TP, is_here_TP = columns_of(mask.stop_ids[mask.states], logits_TV, cut)
         is_early_T1 = (mask.positions + 1 < mask.min_positions[mask.states])[:, None]
-        # of an id that occurs several times, all give the same
-        is_out_TV = (
-            torch.zeros_like(logits_TV).scatter_add_(1, stop_TP, (is_early_T1 & is_here_TP).float())
-            > 0
-        )
-        logits_TV.masked_fill_(is_out_TV, -torch.inf)
+        kept_TP = logits_TV.gather(1, stop_TP).nan_to_num(torch.inf, torch.inf, -torch.inf)
+        left_TP = torch.where(is_early_T1 & is_here_TP, -torch.inf, kept_TP)
+        # ids of other ranks share a column with one that may be out
+        logits_TV.scatter_reduce_(1, stop_TP, left_TP, "amin", include_self=False)
     return id_or_marker_ref(logits_TV, cut)
 
 

@@ -74,7 +74,9 @@ def greatest_over_ids(x: Tensor, cut: CutIds | None) -> Tensor:
 
 def columns_of(ids: Tensor, x_XV: Tensor, cut: CutIds | None) -> tuple[Tensor, Tensor]:
     """Find the columns of ids and whether x has them; one that it lacks has any column."""
-    column = ids - first_id(cut)
+    if cut is None:
+        return ids, torch.ones_like(ids, dtype=torch.bool)
+    column = ids - cut.first
     is_here = (column >= 0) & (column < x_XV.shape[-1])
     return column.clamp(0, x_XV.shape[-1] - 1), is_here
 

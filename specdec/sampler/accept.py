@@ -36,11 +36,10 @@ class Drafted:
         token_BK1 = self.draft_tokens_BK[..., None]
         column_BK1, is_here_BK1 = columns_of(token_BK1, self.draft_probs_BKV, self.cut)
         target_BK1 = self.target_probs_BQV[:, : token_BK1.shape[1]].gather(2, column_BK1)
-        draft_BK1 = self.draft_probs_BKV.gather(2, column_BK1)
-        if self.cut is None:
-            return target_BK1[..., 0], draft_BK1[..., 0]
-        both = torch.cat([target_BK1, draft_BK1], dim=-1).where(is_here_BK1, 0.0)
-        target_BK, draft_BK = self.cut.greatest(both).unbind(-1)  # of one that is not 0
+        both = torch.cat([target_BK1, self.draft_probs_BKV.gather(2, column_BK1)], dim=-1)
+        if self.cut is not None:  # others have 0
+            both = self.cut.greatest(both.where(is_here_BK1, 0.0))
+        target_BK, draft_BK = both.unbind(-1)
         return target_BK, draft_BK
 
 

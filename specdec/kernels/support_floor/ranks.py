@@ -11,6 +11,7 @@ same. Only whether the bins of a mass were wrong is decided by all.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -26,7 +27,9 @@ from specdec.kernels.support_floor.units import NUM_BINS
 
 REACHES = 256  # keys of a pass
 PASSES = 4  # find one of 2^32
+BLOCK = 32  # keys that are compared with them at a time
 START, COUNTS, SHARES, MASSES, END = range(5)  # what ranks exchange, in this order
+STAGES = (START, *[COUNTS] * PASSES, SHARES, *[MASSES] * PASSES, END)
 LEAST_KEY = -(2**31)
 
 
@@ -61,8 +64,8 @@ def launch_floor_of_ranks(logits_TV: Tensor, limits: Limits, num_keys: int, cut:
     )
     floor_T, state = new(T), new(T, 5, dtype=torch.int64)
     out = new(T, REACHES, dtype=torch.int64)
-    reached, taken = out[None], START
-    for given in (*[COUNTS] * PASSES, SHARES, *[MASSES] * PASSES, END):
+    reached = out[None]
+    for taken, given in pairwise(STAGES):
         _reach_kernel[(T,)](
             *(out, floor_T, state, reached, *found, bins, tops, *rows),
             *(num_keys, cut.vocab_size, cut.shard.size),
@@ -70,11 +73,11 @@ def launch_floor_of_ranks(logits_TV: Tensor, limits: Limits, num_keys: int, cut:
             TAKEN=taken,
             GIVEN=given,
             REACHES=REACHES,
-            BLOCK=32,
+            BLOCK=BLOCK,
             **options,
         )
         if given != END:
-            reached, taken = cut.exchange.gather(out), given
+            reached = cut.exchange.gather(out)
     return floor_T
 
 

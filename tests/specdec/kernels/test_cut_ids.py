@@ -1,5 +1,9 @@
 """A vocabulary that is cut: every result is that of one rank, bit for bit, by kernel and twin."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -218,3 +222,13 @@ def test_a_grammars_bits_are_cut_where_ids_are(vocab_size, size):
     whole = masked(logits, 0)
     assert not torch.equal(whole[0], logits[0])
     assert_equal(on_ranks(size, vocab_size, of_rank, logits)[0], whole)
+
+
+@pytest.mark.slow
+def test_they_compile_without_a_gpu():
+    """In a process without the interpreter."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.specdec.kernels.compile_cut_ids"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 12

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from specdec.kernels import block_sums, choose_token
+from specdec.kernels.best_token import NOT_FINITE
 from specdec.kernels.choose_token import NoiseKeys
 from specdec.kernels.gumbel import COIN
 from specdec.requests.params import SamplingFlags
@@ -76,7 +77,7 @@ def drafted_case(d2t):
     state.draft_scores[:B] = scores_BKW
     draft_BK = ids[scores_BKW.argmax(dim=-1)]
     draft_BK[2] = logits_BQV[2, :K].argmax(dim=-1)
-    logits_BQV[1, 2, 50] = torch.nan
+    logits_BQV[1, 0, 50] = torch.nan
     buffers = SimpleNamespace(
         idx_mapping=torch.arange(B),
         input_ids=torch.cat([torch.zeros(B, 1, dtype=torch.int64), draft_BK], dim=1).flatten(),
@@ -117,6 +118,7 @@ def test_p_over_q_accepts_and_draws_as_on_one_rank(rule, has_d2t, size):
 
     whole = decided(logits, None)
     assert len(set(whole[:B])) > 1
+    assert NOT_FINITE in whole
     assert all(found == whole for found in FakeRanks(size).run(of_rank))
 
 

@@ -117,6 +117,8 @@ ROWS: dict[str, Row] = {
         ("specdec.kernels", "specdec.parallel.transfers", "weights.shard"), ("torch",)
     ),
     "specdec.models": Row((*MODEL, "specdec.parallel.exchange"), ("torch",)),
+    "specdec.kernels.block_sums": Row(("specdec.kernels", "weights.shard"), ("torch",)),
+    "specdec.kernels.cut_ids": Row(("weights.shard",), ("torch",)),
     "specdec.rounds": Row(STEPPING, ("torch", "numpy")),
     "specdec.sampler": Row((*STEPPING, "specdec.rounds", "specdec.models"), ("torch",)),
     "specdec.passes": Row(

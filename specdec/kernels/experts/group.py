@@ -26,6 +26,8 @@ class Groups(NamedTuple):
 
     pair_P: Tensor  # [P] int32, the pair at each place; after the last one anything
     tiles_M3: Tensor  # [M, 3] int32: expert, first place, place after the last; not before: no tile
+    place_P: Tensor  # [P] int32, the place of each pair; padding: -1
+    count_1: Tensor  # [1] int32, how many tiles there are; they come first
 
 
 def most_tiles(num_pairs: int, num_experts: int, block_m: int) -> int:
@@ -41,13 +43,15 @@ def group(ids_TS: Tensor, num_experts: int, block_m: int) -> Groups:
     P, E = ids_TS.numel(), num_experts
     M, B = most_tiles(P, E, block_m), -(-P // PAIRS)
     pair_P, tiles_M3 = ids_TS.new_empty(P), ids_TS.new_empty(M, 3)
+    place_P, count_1 = ids_TS.new_empty(P), ids_TS.new_empty(1)
     before_EB, count_E = ids_TS.new_empty(E, B), ids_TS.new_empty(E)
     options = {"PAIRS": PAIRS, "num_warps": 8} | launch_options(ids_TS)
     _count_kernel[(E,)](before_EB, count_E, ids_TS, P, B, BLOCKS=BLOCKS, **options)
     sizes = {"BLOCK_M": block_m, "BLOCK_E": next_power_of_2(E), "TILES": TILES}
-    tensors = (pair_P, tiles_M3, ids_TS, before_EB, count_E)
+    groups = Groups(pair_P, tiles_M3, place_P, count_1)
+    tensors = (*groups, ids_TS, before_EB, count_E)
     _place_kernel[(B + -(-M // TILES),)](*tensors, P, B, M, E, **sizes, **options)
-    return Groups(pair_P, tiles_M3)
+    return groups
 
 
 @jit(varying=("P", "B"))
@@ -80,6 +84,8 @@ def _count_kernel(
 def _place_kernel(
     pair_ptr,  # [P]
     tiles_ptr,  # [M, 3]
+    place_ptr,  # [P]
+    num_tiles_ptr,  # [1]
     ids_ptr,  # [P]
     before_ptr,  # [E, B]
     count_ptr,  # [E]
@@ -109,9 +115,11 @@ def _place_kernel(
         rank = tl.sum(is_before.to(tl.int32), axis=1)
         place = tl.gather(start, tl.minimum(ids, E - 1), axis=0) + before + rank
         tl.store(pair_ptr + place, p, mask=is_pair)
+        tl.store(place_ptr + p, tl.where(is_pair, place, -1), mask=p < P)
     else:
         tiles = (count + BLOCK_M - 1) // BLOCK_M
         end = tl.cumsum(tiles, axis=0)
+        tl.store(num_tiles_ptr, tl.max(end, axis=0), mask=b == B)
         m = (b - B) * TILES + tl.arange(0, TILES)
         is_past = (end[None, :] <= m[:, None]) & (e[None, :] < E)
         expert = tl.sum(is_past.to(tl.int32), axis=1)
@@ -136,4 +144,6 @@ def group_ref(ids_TS: Tensor, num_experts: int, block_m: int) -> Groups:
     expert_M = (end_E <= tile_M[:, None]).sum(1).clamp(max=E - 1)
     first_M = start_E[expert_M] + (tile_M - end_E[expert_M] + tiles_E[expert_M]) * block_m
     last_M = start_E[expert_M] + count_E[expert_M]
-    return Groups(pair_P.int(), torch.stack([expert_M, first_M, last_M], dim=1).int())
+    place_P = pair_P.argsort().where(ids_P < E, -1)
+    tiles_M3 = torch.stack([expert_M, first_M, last_M], dim=1)
+    return Groups(pair_P.int(), tiles_M3.int(), place_P.int(), end_E[-1:].int())

@@ -41,7 +41,7 @@ def expert_parts_ref(x_TD: Tensor, ids_TS: Tensor, gate_up_EXD: Tensor, down_EDI
     """Multiply in blocks of 8 rows of one expert; parts of padding are 0."""
     T, k = ids_TS.shape
     P, D = T * k, x_TD.shape[1]
-    pair_P, tiles_M3 = group_ref(ids_TS, len(gate_up_EXD), ROWS)
+    pair_P, tiles_M3, *_ = group_ref(ids_TS, len(gate_up_EXD), ROWS)
     expert_M, first_M, last_M = tiles_M3.long().unbind(1)
     place_MR = first_M[:, None] + torch.arange(ROWS, device=x_TD.device)
     pair_MR = pair_P.long()[place_MR.clamp(max=P - 1)]

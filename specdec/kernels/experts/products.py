@@ -3,19 +3,21 @@
 For few rows nothing is sorted: a program looks all ids up, finds the j-th expert that has a row,
 and takes all rows as columns; those of other experts are not read and not written. For more rows
 group.py has sorted the pairs of row and slot, and a tile's columns are some of one expert. Results
-of the first product lie by pair, so that both products gather x alike.
+of the first product lie by pair, so that both products gather x alike; or by place, as x may, and
+then a tile's rows of x lie one after another, and after them others, whose columns are not written.
 """
 
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl
-from specdec.kernels.experts.group import group
+from specdec.kernels.experts.copied import copy_rows
+from specdec.kernels.experts.group import Groups, group
 from specdec.kernels.experts.tiles import COMPUTING_ROWS, ExpertTiles, expert_tiles
 from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import describe
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
-from specdec.kernels.tile_shapes import Shape, row_pieces
+from specdec.kernels.tile_shapes import row_pieces
 from specdec.kernels.tiles import place_of
 
 
@@ -34,10 +36,13 @@ def launch_expert_parts(
         weights = gate_up_EXD.shape, down_EDI.shape
         tiles = expert_tiles(T, k, *weights, x_TD.dtype)
     assert tiles.is_sorted or tiles.gate_up.block_m >= T, (T, tiles)
-    pairs = group(ids_TS, E, tiles.gate_up.block_m) if tiles.is_sorted else (ids_TS, None)
+    groups = group(ids_TS, E, tiles.gate_up.block_m) if tiles.is_sorted else None
+    if tiles.x_by_place:
+        assert groups is not None, tiles
+        x_TD = copy_rows(x_TD, groups.place_P)
     h_PI, y_STD = x_TD.new_empty(T * k, I), x_TD.new_empty(k, T, D)
-    _launch(h_PI, x_TD, gate_up_EXD, pairs, ids_TS, tiles.gate_up, is_gated=True)
-    _launch(y_STD, h_PI, down_EDI, pairs, ids_TS, tiles.down, is_gated=False)
+    _launch(h_PI, x_TD, gate_up_EXD, groups, ids_TS, tiles, is_gated=True)
+    _launch(y_STD, h_PI, down_EDI, groups, ids_TS, tiles, is_gated=False)
     return y_STD
 
 
@@ -45,26 +50,30 @@ def _launch(
     out: Tensor,
     x_XK: Tensor,
     weight_ENK: Tensor,
-    pairs: tuple[Tensor, Tensor | None],
+    groups: Groups | None,
     ids_TS: Tensor,
-    shape: Shape,
+    tiles: ExpertTiles,
     is_gated: bool,
 ) -> None:
-    """x: rows, or with is_gated false pairs. pairs: `Groups`, or the ids alone."""
+    """x: rows, or with is_gated false pairs; or either by place. groups: None: not sorted."""
     (T, k), (E, N, K) = ids_TS.shape, weight_ENK.shape
     N //= 2 if is_gated else 1
-    pair_P, tiles_M3 = pairs
-    has_tiles = tiles_M3 is not None
-    num_tiles = min(E, T * k) if tiles_M3 is None else len(tiles_M3)
+    shape, is_placed = tiles[:2][not is_gated], tiles.x_by_place if is_gated else tiles.h_by_place
+    pair_P, tiles_M3 = (ids_TS, ids_TS) if groups is None else groups[:2]
+    num_tiles = min(E, T * k) if groups is None else len(tiles_M3)
     w_desc = describe(weight_ENK.flatten(0, 1), shape.block_n, shape.block_k)
-    flags = {"IS_GATED": is_gated, "HAS_TILES": has_tiles, "IS_WHOLE": K % shape.block_k == 0}
-    flags["IS_KEPT"] = shape.block_m < COMPUTING_ROWS
     block_m, tail = row_pieces(shape.block_m)
+    rows = [
+        describe(x_XK, n, shape.block_k) if is_placed else x_XK for n in (block_m, tail or block_m)
+    ]
+    flags = {"IS_GATED": is_gated, "HAS_TILES": groups is not None}
+    flags |= {"IS_WHOLE": K % shape.block_k == 0, "IS_KEPT": shape.block_m < COMPUTING_ROWS}
+    flags |= {"X_BY_PLACE": is_placed, "H_BY_PLACE": tiles.h_by_place}
     blocks = {"BLOCK_M": block_m, "TAIL": tail, "BLOCK_E": next_power_of_2(E + 1)}
     blocks |= {"BLOCK_P": next_power_of_2(shape.block_m * k), "BLOCK_S": next_power_of_2(k)}
     options = {"num_stages": shape.num_stages, "num_warps": shape.num_warps}
     _expert_kernel[(num_tiles * -(-N // shape.block_n),)](
-        *(out, x_XK, w_desc, pair_P, pair_P if tiles_M3 is None else tiles_M3),
+        *(out, *rows, w_desc, pair_P, tiles_M3),
         *(num_tiles, T, x_XK.stride(0), N, K, E),
         **{"SLOTS": k} | flags | blocks | options | launch_options(x_XK) | need(),
     )
@@ -73,7 +82,8 @@ def _launch(
 @jit(varying=("num_tiles", "T"))
 def _expert_kernel(
     out_ptr,  # gated: [P, N]; else [SLOTS, T, N]
-    x_ptr,  # gated: [T, K]; else [P, K]
+    x_rows,  # gated: [T, K]; else [P, K]; by place: [P, K] in tiles [BLOCK_M, BLOCK_K]
+    rest_rows,  # the same, but tiles [TAIL, BLOCK_K]
     w_desc,  # [E N, K], gated [E 2N, K], in tiles [BLOCK_N, BLOCK_K]
     pair_ptr,  # [P], by place; without tiles the ids of pairs
     tiles_ptr,  # [num_tiles, 3], with HAS_TILES
@@ -88,6 +98,8 @@ def _expert_kernel(
     HAS_TILES: tl.constexpr,
     IS_WHOLE: tl.constexpr,  # K is in whole tiles
     IS_KEPT: tl.constexpr,  # results are few enough for the L2 cache
+    X_BY_PLACE: tl.constexpr,
+    H_BY_PLACE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     TAIL: tl.constexpr,  # more rows of a sorted tile, after BLOCK_M
     BLOCK_E: tl.constexpr,
@@ -115,6 +127,7 @@ def _expert_kernel(
         else:
             expert = _nth_expert(pair_ptr, T * SLOTS, j, E, BLOCK_E, BLOCK_P)
         pair = _pairs_of_rows(ids, expert, SLOTS)
+        first = 0
     if not IS_GATED:  # ids, and what group.py made of them, were there before the product of gates
         wait_for_inputs(PDL)
     if needed_ptr is not None:  # noqa: SIM102  # what is compiled
@@ -124,47 +137,74 @@ def _expert_kernel(
         return
     n0 = n_tile * BLOCK_N
     row = expert * N * (2 if IS_GATED else 1) + n0
-    x_at = _rows_at(x_ptr, pair, stride_x, SLOTS, IS_GATED)
+    x_at = _rows_at(x_rows, pair, stride_x, SLOTS, IS_GATED, X_BY_PLACE)
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     up = total
     if TAIL > 0:
         pair_rest = _pairs(pair_ptr, first + BLOCK_M, last, TAIL)
-        rest_at = _rows_at(x_ptr, pair_rest, stride_x, SLOTS, IS_GATED)
+        rest_at = _rows_at(rest_rows, pair_rest, stride_x, SLOTS, IS_GATED, X_BY_PLACE)
         rest = tl.zeros((BLOCK_N, TAIL), tl.float32)
         up_rest = rest
     for i in range(tl.cdiv(K, BLOCK_K)):
-        k = i * BLOCK_K + tl.arange(0, BLOCK_K)
-        w = w_desc.load([row, i * BLOCK_K])
-        x = _columns(x_at, pair, k, K, IS_WHOLE)
+        k = i * BLOCK_K
+        w = w_desc.load([row, k])
+        x = _columns(x_rows, x_at, pair, first, k, K, BLOCK_K, IS_WHOLE, X_BY_PLACE)
         total = tl.dot(w, x, total, input_precision="ieee")
         if TAIL > 0:
-            x_rest = _columns(rest_at, pair_rest, k, K, IS_WHOLE)
+            x_rest = _columns(
+                *(rest_rows, rest_at, pair_rest, first + BLOCK_M, k, K),
+                *(BLOCK_K, IS_WHOLE, X_BY_PLACE),
+            )
             rest = tl.dot(w, x_rest, rest, input_precision="ieee")
         if IS_GATED:
-            w_up = w_desc.load([row + N, i * BLOCK_K])
+            w_up = w_desc.load([row + N, k])
             up = tl.dot(w_up, x, up, input_precision="ieee")
             if TAIL > 0:
                 up_rest = tl.dot(w_up, x_rest, up_rest, input_precision="ieee")
     let_the_next_start(PDL)
+    if IS_GATED and H_BY_PLACE:
+        pair = _places(first, last, BLOCK_M)
+        if TAIL > 0:
+            pair_rest = _places(first + BLOCK_M, last, TAIL)
     _store(out_ptr, total, up, pair, n0, N, T, SLOTS, IS_GATED, IS_KEPT)
     if TAIL > 0:
         _store(out_ptr, rest, up_rest, pair_rest, n0, N, T, SLOTS, IS_GATED, IS_KEPT)
 
 
 @jit
-def _rows_at(x_ptr, pair, stride_x, SLOTS: tl.constexpr, IS_GATED: tl.constexpr):
-    """Return where the rows of pairs begin."""
-    row = pair // SLOTS if IS_GATED else pair
-    return x_ptr + row.to(tl.int64) * stride_x
+def _rows_at(
+    rows, pair, stride_x, SLOTS: tl.constexpr, IS_GATED: tl.constexpr, BY_PLACE: tl.constexpr
+):
+    """Return where the rows of pairs begin, if the copy engine does not read them by place."""
+    if BY_PLACE:
+        return pair
+    else:
+        row = pair // SLOTS if IS_GATED else pair
+        return rows + row.to(tl.int64) * stride_x
 
 
 @jit
-def _columns(x_at, pair, k, K, IS_WHOLE: tl.constexpr):
-    """Load some of K of rows, as columns; zeros where there is no pair."""
-    inside = (pair >= 0)[:, None]
-    if not IS_WHOLE:
-        inside = inside & (k < K)[None, :]
-    return tl.trans(tl.load(x_at[:, None] + k[None, :], mask=inside, other=0.0))
+def _columns(
+    rows,
+    x_at,
+    pair,
+    first,
+    k0,
+    K,
+    BLOCK_K: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    BY_PLACE: tl.constexpr,
+):
+    """Load some of K of rows, as columns; where there is no pair, zeros, or by place any row."""
+    if BY_PLACE:
+        x = rows.load([first, k0])
+    else:
+        k = k0 + tl.arange(0, BLOCK_K)
+        inside = (pair >= 0)[:, None]
+        if not IS_WHOLE:
+            inside = inside & (k < K)[None, :]
+        x = tl.load(x_at[:, None] + k[None, :], mask=inside, other=0.0)
+    return tl.trans(x)
 
 
 @jit
@@ -180,7 +220,7 @@ def _store(
     IS_GATED: tl.constexpr,
     IS_KEPT: tl.constexpr,
 ):
-    """Apply silu if gated, round once, and store by pair, or by slot and row."""
+    """Apply silu if gated, round once, and store by what `pair` has, or by slot and row."""
     if IS_GATED:
         total = total / (1.0 + tl.exp(-total)) * up
         row = pair
@@ -210,6 +250,13 @@ def _pairs(pair_ptr, first, last, COUNT: tl.constexpr):
     """Return the pairs at places from the first on, -1 from the last on."""
     place = first + tl.arange(0, COUNT)
     return tl.load(pair_ptr + place, mask=place < last, other=-1, cache_modifier=".cg")
+
+
+@jit
+def _places(first, last, COUNT: tl.constexpr):
+    """Return places from the first on, -1 from the last on."""
+    place = first + tl.arange(0, COUNT)
+    return tl.where(place < last, place, -1)
 
 
 @jit

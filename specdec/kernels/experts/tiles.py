@@ -41,6 +41,8 @@ class ExpertTiles(NamedTuple):
     gate_up: Shape
     down: Shape
     is_sorted: bool  # else block_m is no less than the number of rows
+    h_by_place: bool = False  # else h lies by pair. What lies by place the copy engine reads
+    x_by_place: bool = False  # copied first
 
 
 def expert_tiles(

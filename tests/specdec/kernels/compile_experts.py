@@ -7,6 +7,7 @@ columns of its products. all: every candidate's tiles, else the likeliest.
 """
 
 import inspect
+import itertools
 import re
 import sys
 from unittest.mock import patch
@@ -15,7 +16,7 @@ import torch
 
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import norms, triton
-    from specdec.kernels.experts import group, products, route
+    from specdec.kernels.experts import copied, group, products, route
     from specdec.kernels.experts.tiles import COMPUTING_ROWS, ROWS, candidates
     from specdec.kernels.tile_shapes import row_pieces
 
@@ -26,6 +27,7 @@ from tests.specdec.kernels.compile_persistent import HOPPER
 
 K, E = 8, 128
 WIDTHS = {"gate_up": 2048, "down": 768}
+ROWS_COPIED = {"out_ptr": "*bf16", "x_ptr": "*bf16"}
 NORM = dict.fromkeys(
     ("out_ptr", "stream_ptr", "tap_ptr", "parts_ptr", "bias_ptr", "residual_ptr", "w_ptr"), "*bf16"
 )
@@ -33,14 +35,15 @@ NORM = dict.fromkeys(
 
 def main() -> None:
     floats = dict.fromkeys(("weights_ptr", "parts_ptr", "bias_ptr"), "*fp32")
-    for part, is_sorted, block_m in kinds(sys.argv[1:] == ["all"]):
+    for part, is_sorted, is_placed, block_m in kinds(sys.argv[1:] == ["all"]):
         shapes = candidates(part, block_m, WIDTHS[part])
         for shape in shapes if sys.argv[1:] else shapes[:1]:
-            compile_product(part, is_sorted, shape)
+            compile_product(part, is_sorted, is_placed, shape)
     flags = {"IS_RENORMALIZED": False, "HAS_BIAS": True, "HAS_SLOTS": True, "HAS_ROWS": True}
     sizes = {"SPLITS": 8, "K": K, "BLOCK_K": K, "BLOCK_E": E}
     slots = {"slots_ptr": "*i64", "rows_ptr": "*i64"}
     show(route._route_kernel, floats | slots, flags | sizes, 1)
+    show(copied._copy_kernel, ROWS_COPIED, {"SLOTS": K, "BLOCK_D": 2048}, 4)
     show(group._count_kernel, {}, {"PAIRS": group.PAIRS, "BLOCKS": group.BLOCKS}, 8)
     sizes = {"BLOCK_M": 128, "BLOCK_E": E, "PAIRS": group.PAIRS, "TILES": group.TILES}
     show(group._place_kernel, {}, sizes, 8)
@@ -50,17 +53,26 @@ def main() -> None:
 
 def kinds(has_all):
     if not has_all:
-        return ("gate_up", True, 160), ("down", False, 64)
-    found = ((part, False, block_m) for part in WIDTHS for block_m in (16, 32, 64))
-    return (*found, *((part, True, block_m) for part in WIDTHS for block_m in ROWS))
+        return (
+            ("gate_up", True, True, 160),
+            ("gate_up", True, False, 128),
+            ("down", False, False, 64),
+        )
+    found = ((part, False, False, block_m) for part in WIDTHS for block_m in (16, 32, 64))
+    ways = itertools.product(WIDTHS, (True,), (False, True), ROWS)
+    return (*found, *ways)
 
 
-def compile_product(part, is_sorted, shape) -> None:
-    types = {"out_ptr": "*bf16", "x_ptr": "*bf16"}
+def compile_product(part, is_sorted, is_placed, shape) -> None:
+    block_m, tail = row_pieces(shape.block_m)
+    types = {"out_ptr": "*bf16", "x_rows": "*bf16", "rest_rows": "*bf16"}
+    if is_placed:
+        for name, rows in (("x_rows", block_m), ("rest_rows", tail or block_m)):
+            types[name] = f"tensordesc<bf16[{rows}, {shape.block_k}]>"
     types["w_desc"] = f"tensordesc<bf16[{shape.block_n}, {shape.block_k}]>"
     flags = {"IS_GATED": part == "gate_up", "HAS_TILES": is_sorted, "IS_WHOLE": True}
     flags["IS_KEPT"] = shape.block_m < COMPUTING_ROWS
-    block_m, tail = row_pieces(shape.block_m)
+    flags |= {"X_BY_PLACE": is_placed, "H_BY_PLACE": is_placed}
     sizes = {"SLOTS": K, "BLOCK_M": block_m, "TAIL": tail, "BLOCK_E": 2 * E, "BLOCK_P": K * block_m}
     constants = flags | sizes | {"BLOCK_S": K, "needed_ptr": None}
     show(products._expert_kernel, types, constants, shape.num_warps, shape.num_stages)

@@ -39,10 +39,12 @@ def equal(found, expected):
     return torch.equal(found[is_chosen], expected[is_chosen])
 
 
-def both_ways(x, ids, weights):
-    """The rule's tiles, and few rows sorted too."""
+def every_way(x, ids, weights):
+    """The rule's tiles, and few rows sorted too; h by place, and x."""
     tiles = expert_tiles(len(x), ids.shape[1], weights[0].shape, weights[1].shape, x.dtype)
-    return (tiles,) if tiles.is_sorted else (tiles, tiles._replace(is_sorted=True))
+    placed = tiles._replace(is_sorted=True, h_by_place=True)
+    every = (tiles, tiles._replace(is_sorted=True), placed, placed._replace(x_by_place=True))
+    return tuple(dict.fromkeys(every))
 
 
 def assert_equal_bits(every, args, expected):
@@ -83,7 +85,7 @@ def test_parts_have_the_bits_of_products(exact_device, E, k, T):
     weights = experts(E, D, I, exact_device, dtype)
     x, ids = torch.randn(T, D, device=exact_device).to(dtype), choices(T, E, k, exact_device)
     expected = by_products(x, ids, *weights)
-    for tiles in both_ways(x, ids, weights):
+    for tiles in every_way(x, ids, weights):
         assert equal(launch_expert_parts(x, ids, *weights, tiles), expected)
 
 
@@ -91,16 +93,18 @@ def test_parts_have_the_bits_of_products(exact_device, E, k, T):
 @pytest.mark.parametrize("T", [20, 70])
 def test_nobodys_rows_are_neither_read_nor_written(exact_device, poisoned, T, how, monkeypatch):
     """All rows to the same experts; padding, whose rows hold NaN; and nothing but padding."""
-    monkeypatch.setattr("specdec.kernels.experts.group.use_triton", lambda _: True)
+    for module in ("group", "copied"):
+        monkeypatch.setattr(f"specdec.kernels.experts.{module}.use_triton", lambda _: True)
     E, k, D, I = 12, 3, 72, 40
     weights = experts(E, D, I, exact_device)
     x, ids = torch.randn(T, D, device=exact_device), choices(T, E, k, exact_device, how)
     is_row = ids[:, 0] < E
     x[~is_row] = float("nan")
-    found = launch_expert_parts(x, ids, *weights)
-    assert equal(found, by_products(x, ids, *weights))
-    assert found[:, is_row].isfinite().all()
-    assert found[:, ~is_row].isnan().all()
+    for tiles in every_way(x, ids, weights):
+        found = launch_expert_parts(x, ids, *weights, tiles)
+        assert equal(found, by_products(x, ids, *weights))
+        assert found[:, is_row].isfinite().all()
+        assert found[:, ~is_row].isnan().all()
     shares = torch.rand(T, k, device=exact_device).where(is_row[:, None], 0.0)
     sums = Sums(found, None, shares)
     norm = torch.ones(D, device=exact_device)
@@ -204,7 +208,7 @@ def test_kernels_compile_for_a_hopper_gpu(which):
     assert done.returncode == 0, done.stderr
     found = [line.split() for line in done.stdout.splitlines()]
     multiply = "_expert_kernel"
-    assert sum(line[0] == multiply for line in found) == len(found) - 4 >= 2
+    assert sum(line[0] == multiply for line in found) == len(found) - 5 >= 3
     for name, shared, num_spilled, *columns in found:
         assert int(shared) <= SHARED_MEMORY
         assert num_spilled == "0", name
@@ -223,7 +227,7 @@ def test_parts_of_published_sizes_have_the_bits_of_products(sizes, how):
     expected = by_products(every, all_ids, *weights)
     for T in GPU_ROWS:
         x, ids = every[:T], all_ids[:T]
-        assert_equal_bits(both_ways(x, ids, weights), (x, ids, *weights), expected[:, :T])
+        assert_equal_bits(every_way(x, ids, weights), (x, ids, *weights), expected[:, :T])
 
 
 @pytest.mark.gpu

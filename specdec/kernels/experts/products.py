@@ -5,6 +5,7 @@ and takes all rows as columns; those of other experts are not read and not writt
 group.py has sorted the pairs of row and slot, and a tile's columns are some of one expert. Results
 of the first product lie by pair, so that both products gather x alike; or by place, as x may, and
 then a tile's rows of x lie one after another, and after them others, whose columns are not written.
+Shapes with cuts are for persistent/, which reads x by place only.
 """
 
 from torch import Tensor
@@ -17,8 +18,9 @@ from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import describe
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.persistent.launch import Experts, launch_persistent
 from specdec.kernels.tile_shapes import row_pieces
-from specdec.kernels.tiles import place_of
+from specdec.kernels.tiles import cut, place_of
 
 
 def launch_expert_parts(
@@ -35,7 +37,8 @@ def launch_expert_parts(
     if tiles is None:
         weights = gate_up_EXD.shape, down_EDI.shape
         tiles = expert_tiles(T, k, *weights, x_TD.dtype)
-    assert tiles.is_sorted or tiles.gate_up.block_m >= T, (T, tiles)
+    by_place = tiles.h_by_place or tiles.x_by_place
+    assert tiles.is_sorted or (tiles.gate_up.block_m >= T and not by_place), (T, tiles)
     groups = group(ids_TS, E, tiles.gate_up.block_m) if tiles.is_sorted else None
     if tiles.x_by_place:
         assert groups is not None, tiles
@@ -59,6 +62,13 @@ def _launch(
     (T, k), (E, N, K) = ids_TS.shape, weight_ENK.shape
     N //= 2 if is_gated else 1
     shape, is_placed = tiles[:2][not is_gated], tiles.x_by_place if is_gated else tiles.h_by_place
+    if shape.cuts != 0:
+        assert is_placed, tiles
+        assert groups is not None, tiles
+        slots, (pair_P, tiles_M3, _, count_1) = 0 if is_gated else k, groups
+        experts = Experts(weight_ENK.shape[1], slots, tiles_M3, count_1, pair_P)
+        args = out.view(1, T * k, N), x_XK, weight_ENK.flatten(0, 1), None, cut(shape, T, 1)
+        return launch_persistent(*args, is_gated, experts)
     pair_P, tiles_M3 = (ids_TS, ids_TS) if groups is None else groups[:2]
     num_tiles = min(E, T * k) if groups is None else len(tiles_M3)
     w_desc = describe(weight_ENK.flatten(0, 1), shape.block_n, shape.block_k)

@@ -12,7 +12,14 @@ from typing import Literal, NamedTuple
 import torch
 
 from specdec.kernels import next_power_of_2
-from specdec.kernels.tile_shapes import SHARED_MEMORY, Shape, row_class
+from specdec.kernels.tile_shapes import (
+    PERSISTENT,
+    SHARED_MEMORY,
+    Kind,
+    Shape,
+    row_class,
+    rows_of_w,
+)
 
 FEW_ROWS = 64  # up to here nothing is sorted: a tile has all rows
 MOST_ROWS = 8192  # the last class, and all rows above
@@ -32,6 +39,8 @@ COMPUTING = (
     *((128, 64, 4, 8), (128, 64, 3, 8), (64, 64, 4, 8)),
     *((64, 64, 3, 8), (64, 64, 3, 4), (64, 64, 2, 8), (256, 64, 3, 8)),
 )
+PERSISTENT_ROWS = (96, 128, 160, 256)  # of x in a tile of persistent/
+BESIDE = {128: 18 << 10, 192: 25 << 10}  # bytes of its programs beside the ring, by block_n
 Part = Literal["gate_up", "down"]
 
 
@@ -93,3 +102,15 @@ def candidates(part: Part, block_m: int, K: int) -> list[Shape]:
             shape = Shape(block_n, block_m, block_k, num_stages, num_warps)
             found[size * beside <= SHARED_MEMORY].append(shape)
     return found[True] + found[False]
+
+
+def persistent_candidates(part: Part, block_m: int) -> list[Shape]:
+    """List shapes of persistent/, for x by place; of 192 rows of W, where registers suffice."""
+    kind: Kind = "gate" if part == "gate_up" else "split"
+    found = [Shape(block_n, block_m, PERSISTENT[0], 0, PERSISTENT[1], 1) for block_n in BESIDE]
+    sizes = [(rows_of_w(kind, each) + block_m) * each.block_k * 2 for each in found]
+    return [
+        shape._replace(num_stages=(SHARED_MEMORY - BESIDE[shape.block_n]) // size)
+        for shape, size in zip(found, sizes, strict=True)
+        if shape.block_n == 128 or block_m <= 128
+    ]

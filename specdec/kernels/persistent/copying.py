@@ -8,8 +8,8 @@ from specdec.kernels.persistent.items import (
     extent_of,
     num_own,
     own_item,
-    place_of_item,
     place_of_part,
+    source_of_item,
 )
 from specdec.kernels.tiles import split_blocks
 
@@ -24,7 +24,7 @@ def copy_tiles(sources, ring, sizes, VARIANT: gl.constexpr):
     wait_for_inputs()
     all_blocks = blocks * VARIANT.walked
     for i in range(num_own(workload)):
-        place = place_of_item(own_item(i), ring, workload, VARIANT)
+        place = source_of_item(own_item(i), ring, workload, VARIANT)
         step = _copy_blocks(sources, ring, place, all_blocks, step, ahead, K, VARIANT, False)
     if VARIANT.cuts > 1:
         for i in range(gl.program_id(0), workload.num_cut, gl.num_programs(0)):
@@ -44,7 +44,7 @@ def _copy_ahead(sources, ring, workload, blocks, VARIANT: gl.constexpr):
     BLOCK_K: gl.constexpr = ring.x.shape[2]
     count = gl.where(num_own(workload) > 0, blocks * VARIANT.walked, 0)
     count = gl.minimum(count, VARIANT.num_stages)
-    split, n0, _m0 = place_of_item(own_item(0), ring, workload, VARIANT)
+    split, n0, _m0 = source_of_item(own_item(0), ring, workload, VARIANT)
     for i in range(count):
         _load_w(sources, ring, n0, (split * blocks + i) * BLOCK_K, i, True, VARIANT, False)
     return count

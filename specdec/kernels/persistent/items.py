@@ -2,6 +2,8 @@
 
 First come whole items, in turns of all programs. Items of a last turn are cut into parts of their
 rows, and so are items that end after the last row of x, whose empty parts no program makes.
+Experts' tiles of x are listed, each with its expert's rows of W; none of them is cut. They may have
+rows of the next expert after their last, which are multiplied and not written.
 """
 
 from typing import NamedTuple
@@ -18,6 +20,7 @@ class Workload(NamedTuple):
     num_whole: object  # items that are made whole, in turns
     num_cut: object  # parts of the other items
     last_parts: object  # that the rows after whole tiles of x fill, for each tile of W
+    tiles_ptr: object  # of experts
 
 
 @gluon_jit
@@ -27,6 +30,8 @@ def extent_of(ring, sizes, VARIANT: gl.constexpr):
     n_tiles = gl.cdiv(sizes.N, VARIANT.height)
     num_parts = gl.cdiv(sizes.T, PART)  # of x
     m_tiles = num_parts // VARIANT.cuts
+    if VARIANT.expert_rows > 0:
+        m_tiles = gl.load(sizes.count_ptr, cache_modifier=".cg")
     items = n_tiles * (VARIANT.splits // VARIANT.walked)  # of a tile of x
     last_parts = num_parts % VARIANT.cuts
     whole = items * m_tiles
@@ -38,6 +43,7 @@ def extent_of(ring, sizes, VARIANT: gl.constexpr):
         num_whole=num_whole,
         num_cut=num_cut,
         last_parts=last_parts,
+        tiles_ptr=sizes.tiles_ptr,
     )
 
 
@@ -54,11 +60,32 @@ def own_item(i):
 
 @gluon_jit
 def place_of_item(item, ring, workload, VARIANT: gl.constexpr):
-    """Find an item's split, and its first row of W and of x."""
+    """Find an item's split, and its first row of W and of x.
+
+    Of experts: the row of x that the tile ends before, and its first column of results and row.
+    """
     BLOCK_M: gl.constexpr = ring.x.shape[1] + VARIANT.tail
     tiles = gl.maximum(workload.n_tiles * workload.m_tiles, 1)
     n_tile, m_tile = place_of(item % tiles, workload.n_tiles, gl.maximum(workload.m_tiles, 1))
-    return item // tiles, n_tile * VARIANT.height, m_tile * BLOCK_M
+    if VARIANT.expert_rows > 0:
+        first = gl.load(workload.tiles_ptr + m_tile * 3 + 1, cache_modifier=".cg")
+        last = gl.load(workload.tiles_ptr + m_tile * 3 + 2, cache_modifier=".cg")
+        return last, n_tile * VARIANT.height, first
+    else:
+        return item // tiles, n_tile * VARIANT.height, m_tile * BLOCK_M
+
+
+@gluon_jit
+def source_of_item(item, ring, workload, VARIANT: gl.constexpr):
+    """Find an item's split, and its first row of W and of x."""
+    split, n0, m0 = place_of_item(item, ring, workload, VARIANT)
+    if VARIANT.expert_rows > 0:
+        tiles = gl.maximum(workload.n_tiles * workload.m_tiles, 1)
+        _, m_tile = place_of(item % tiles, workload.n_tiles, gl.maximum(workload.m_tiles, 1))
+        expert = gl.load(workload.tiles_ptr + m_tile * 3, cache_modifier=".cg")
+        return 0, expert * VARIANT.expert_rows + n0, m0
+    else:
+        return split, n0, m0
 
 
 @gluon_jit

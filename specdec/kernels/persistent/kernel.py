@@ -36,12 +36,16 @@ class Variant(NamedTuple):
     copy_registers: int
     is_late: bool  # 16-bit results leave while the next tile is multiplied
     has_turns: bool  # 8 gate and 8 up rows of W in turn: one product for both; is_gated is false
+    expert_rows: int = 0  # of W, for an expert; 0: W is one matrix for all rows of x
+    slots: int = 0  # of experts' results, each a row of [slots, T]; 0: they lie as x does
 
 
 class Sizes(NamedTuple):
     T: object
     N: object
     K: object
+    tiles_ptr: object = None  # of experts
+    count_ptr: object = None
 
 
 class Sources(NamedTuple):
@@ -68,6 +72,11 @@ class Results(NamedTuple):
     desc: object
     buffers: object  # shared memory for two blocks of each group
     bias_ptr: object
+    out_ptr: object  # of experts
+    pair_ptr: object
+    sizes: Sizes
+    expert_rows: int
+    slots: int
 
 
 @gluon_jit(varying=("T",))
@@ -78,7 +87,11 @@ def persistent_kernel(
     x_desc,  # [T, K] in tiles [BLOCK_M, BLOCK_K]
     rest_desc,  # [T, K] in tiles of a tail, or of cut tiles
     bias_ptr,  # [N], or [2N] if gated
-    T,
+    out_ptr,  # of experts: what out_desc describes
+    tiles_ptr,  # [M, 3], count_ptr [1] and pair_ptr [P]: of experts, see experts/group.py
+    count_ptr,
+    pair_ptr,
+    T,  # rows; of experts: rows that a slot has
     N,
     K,
     VARIANT: gl.constexpr,
@@ -98,8 +111,17 @@ def persistent_kernel(
     hopper.fence_async_shared()
     sources = Sources(w=w_desc, up=up_desc, x=x_desc, rest=rest_desc)
     ring = Ring(w=w_ring, up=up_ring, x=x_ring, tail=tail_ring, ready=ready, empty=empty)
-    results = Results(desc=out_desc, buffers=out_buffers, bias_ptr=bias_ptr)
-    sizes = Sizes(T=T, N=N, K=K)
+    sizes = Sizes(T=T, N=N, K=K, tiles_ptr=tiles_ptr, count_ptr=count_ptr)
+    results = Results(
+        desc=out_desc,
+        buffers=out_buffers,
+        bias_ptr=bias_ptr,
+        out_ptr=out_ptr,
+        pair_ptr=pair_ptr,
+        sizes=sizes,
+        expert_rows=VARIANT.expert_rows,
+        slots=VARIANT.slots,
+    )
     if VARIANT.groups == 2:
         gl.warp_specialize(
             [

@@ -1,6 +1,7 @@
 """The launch of a product: what the host chooses for it, and its matrices for the copy engine."""
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,16 @@ BLOCK_K = 64
 OUT_ROWS = 32  # of a tile of results, in a buffer
 
 
+class Experts(NamedTuple):
+    """Which rows of W multiply which of x: those of experts, whose rows of x are together."""
+
+    num_rows: int  # of W, for each expert
+    slots: int  # results of places are [slots, T] by their pairs t * slots + s; 0: by place
+    tiles_M3: Tensor  # these are of experts/group.py's Groups
+    count_1: Tensor
+    pair_P: Tensor
+
+
 def launch_persistent(
     out_STN: Tensor,
     x_TK: Tensor,
@@ -23,11 +34,14 @@ def launch_persistent(
     bias_N: Tensor | None,
     tiles: Tiles,
     is_gated: bool = False,
+    experts: Experts | None = None,
 ) -> None:
     """Write the splits' sums, or with S = 1 their total. is_gated: gate rows of W before up rows.
 
     N must be a multiple of 8, the halves' too. A bias needs S = 1. No launch since the last
     synchronisation may write the weight.
+    experts: W has those of all, one after another; results [1, P, N] in 16 bits. What made its
+    tensors has ended when the launch before this one lets the next one start.
     """
     (S, T, N), K = out_STN.shape, x_TK.shape[1]
     block_m, tail = row_pieces(tiles.block_m)
@@ -50,27 +64,36 @@ def launch_persistent(
         copy_registers=40 if groups == 2 else 24,  # what the groups leave
         is_late=can_wait and K // tiles.splits // BLOCK_K >= block_m // OUT_ROWS,
         has_turns=has_turns,
+        expert_rows=experts.num_rows if experts else 0,
+        slots=experts.slots if experts else 0,
     )
     num_tiles = S * -(-N // height) * -(-T // tiles.block_m)
     out_desc = _describe_out(out_STN, height // groups, groups)
-    w_descs = _describe_weight(weight_NK, N, tiles, has_turns)
+    w_descs = _describe_weight(weight_NK, N if is_gated else 0, tiles, has_turns)
     x_descs = _describe_rows(x_TK, block_m, tail or block_m // tiles.cuts)
     bias = weight_NK if bias_N is None else bias_N
+    places = (bias, bias, bias)
+    if experts is not None:
+        places = experts[2:]
+        num_tiles = -(-N // height) * len(experts.tiles_M3)
+        T //= max(experts.slots, 1)
     options = {"VARIANT": variant, "num_warps": 4, "launch_pdl": True} | need()
     grid = (min(num_tiles, num_multiprocessors(x_TK.device)),)
-    persistent_kernel[grid](out_desc, *w_descs, *x_descs, bias, T, N, K, **options)
+    persistent_kernel[grid](
+        out_desc, *w_descs, *x_descs, bias, out_STN, *places, T, N, K, **options
+    )
 
 
 def _describe_weight(
     weight_NK: Tensor, N: int, tiles: Tiles, has_turns: bool
 ) -> tuple[GluonDescriptor, GluonDescriptor]:
-    """Describe the gate rows and the up rows, or all rows twice."""
+    """Describe W from gate rows on and from up rows on. N: how far these are apart, or 0."""
     rows = tiles.block_n if tiles.block_n == BLOCK_N else 64  # no power of two: a group's
     if not has_turns:
-        return describe(weight_NK[:N], rows), describe(weight_NK[-N:], rows)
-    # [2N, K] as [N / 8, 2, 8, K]: in a block 8 gate rows, the up rows beside them, 8 more
+        return describe(weight_NK[: len(weight_NK) - N], rows), describe(weight_NK[N:], rows)
+    # [2N, K], or more, as [N / 8, 2, 8, K]: in a block 8 gate rows, the up rows beside them, 8 more
     K, row = weight_NK.shape[1], weight_NK.stride(0)
-    shape, strides = [N // 8, 2, 8, K], [8 * row, N * row, row, 1]
+    shape, strides = [(len(weight_NK) - N) // 8, 2, 8, K], [8 * row, N * row, row, 1]
     layout = _shared_layout(weight_NK.dtype, 4)
     desc = GluonDescriptor(weight_NK, shape, strides, [rows // 16, 2, 8, BLOCK_K], layout)
     return desc, desc

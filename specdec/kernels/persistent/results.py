@@ -1,6 +1,6 @@
 """From sums to results: bias, SwiGLU, and out through shared memory."""
 
-from specdec.kernels import barrier, gl, gluon_jit, hopper
+from specdec.kernels import barrier, constexpr_function, gl, gluon_jit, hopper
 
 
 @gluon_jit
@@ -88,8 +88,34 @@ def write(results, split, m0, n0, y, num_written, GROUP: gl.constexpr):
         hopper.tma.store_wait(1)
         barrier()
         buffer.reshape([ROWS, y.shape[0]]).permute((1, 0)).store(y.to(results.desc.dtype))
-        hopper.fence_async_shared()
-        barrier()
-        hopper.tma.async_copy_shared_to_global(results.desc, [split, m0, n0], buffer)
+        if results.expert_rows > 0:
+            barrier()
+            _write_rows(results, split, m0, n0, buffer.reshape([ROWS, y.shape[0]]))
+        else:
+            hopper.fence_async_shared()
+            barrier()
+            hopper.tma.async_copy_shared_to_global(results.desc, [split, m0, n0], buffer)
         num_written += 1
     return num_written
+
+
+@gluon_jit
+def _write_rows(results, last, m0, n0, buffer):
+    """Write an expert's results: a buffer's rows m0 on, as far as they are before the last."""
+    N = results.sizes.N
+    LAYOUT: gl.constexpr = _whole_lines(buffer.shape[1])
+    m = m0 + gl.arange(0, buffer.shape[0], gl.SliceLayout(1, LAYOUT))
+    n = n0 + gl.arange(0, buffer.shape[1], gl.SliceLayout(0, LAYOUT))
+    row = m
+    if results.slots > 0:
+        pair = gl.load(results.pair_ptr + m, mask=m < last, other=0)
+        row = pair % results.slots * results.sizes.T + pair // results.slots
+    out = results.out_ptr + row.to(gl.int64)[:, None] * N + n[None, :]
+    gl.store(out, buffer.load(LAYOUT), mask=(m < last)[:, None] & (n < N)[None, :])
+
+
+@constexpr_function
+def _whole_lines(columns):
+    """Lay out rows of 16-bit results in the registers of four warps, 16 bytes in each."""
+    lanes = columns // 8
+    return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])

@@ -3,7 +3,7 @@
 python -m tests.specdec.kernels.compile_persistent BLOCK_N BLOCK_M CUTS SPLITS split|gate [WORDS]
 
 WORDS: needed: as a pass that may not be needed launches it, see kernels/needed.py; late: results of
-16 bits that leave beside the next tile's products.
+16 bits that leave beside the next tile's products; experts: a matrix of them; stages=N.
 """
 
 import sys
@@ -39,7 +39,8 @@ def source_of(words: list[str]) -> GluonASTSource:
     has_turns = takes_turns(words[4], block_n, block_m, cuts)
     groups = block_n // 64
     height = block_n // 2 if has_turns else block_n
-    is_rounded = is_gated or is_late
+    is_rounded = is_gated or is_late or "experts" in words
+    num_stages = int(next((word[7:] for word in words if word.startswith("stages=")), 3))
     out_rows = 32 if groups == 2 or is_rounded else 16
     out = (1, out_rows, height // groups)
     rows, block_k = w_block(groups)
@@ -52,6 +53,8 @@ def source_of(words: list[str]) -> GluonASTSource:
         "x_desc": desc("bf16", 16, main_rows, 64),
         "rest_desc": desc("bf16", 16, tail or main_rows // cuts, 64),
         "bias_ptr": "*bf16",
+        "out_ptr": "*bf16",
+        **dict.fromkeys(("tiles_ptr", "count_ptr", "pair_ptr"), "*i32"),
         **dict.fromkeys(("T", "N", "K"), "i32"),
         "VARIANT": "constexpr",
         "needed_ptr": "*i64" if is_needed else "constexpr",
@@ -60,21 +63,25 @@ def source_of(words: list[str]) -> GluonASTSource:
         splits,
         splits,
         is_gated and not has_turns,
-        has_bias=True,
+        has_bias="experts" not in words,
         tail=tail,
         cuts=cuts,
-        num_stages=3,
+        num_stages=num_stages,
         height=height,
         groups=groups,
         copy_registers=40 if groups == 2 else 24,
         is_late=is_late,
         has_turns=has_turns,
+        expert_rows=(2048, 1536)[is_gated] if "experts" in words else 0,
+        slots=0 if is_gated else 8,
     )
     names = list(signature)
     constants = {(names.index("VARIANT"),): variant}
     if not is_needed:
         constants[names.index("needed_ptr"),] = None
-    return GluonASTSource(persistent_kernel, signature, constants, {})
+    aligned = [*(name for name in names if signature[name][0] == "*"), "N", "K"]
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    return GluonASTSource(persistent_kernel, signature, constants, attributes)
 
 
 def w_block(groups: int) -> tuple[int, int]:

@@ -1,8 +1,10 @@
 """The experts' kernels have the bits of linear.py and gate_up.py, for every mixture of rows."""
 
+import itertools
 import os
 import subprocess
 import sys
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -13,17 +15,21 @@ from specdec.kernels.experts.products import launch_expert_parts
 from specdec.kernels.experts.route import route
 from specdec.kernels.experts.router import router_logits
 from specdec.kernels.experts.tiles import (
+    BESIDE,
     FEW_ROWS,
+    PERSISTENT_ROWS,
     ROWS,
     ExpertTiles,
     candidates,
     expert_tiles,
+    persistent_candidates,
     rows_of_tile,
 )
 from specdec.kernels.linear import Sums
 from specdec.kernels.needed import needed_while
 from specdec.kernels.norms import add_rms_norm
-from specdec.kernels.tile_shapes import ROW_CLASSES, SHARED_MEMORY
+from specdec.kernels.persistent import launch
+from specdec.kernels.tile_shapes import ROW_CLASSES, SHARED_MEMORY, rows_of_w
 from tests.specdec.kernels.by_kernel import by_kernel
 from tests.specdec.kernels.expert_cases import by_products, choices, experts
 
@@ -40,11 +46,20 @@ def equal(found, expected):
 
 
 def every_way(x, ids, weights):
-    """The rule's tiles, and few rows sorted too; h by place, and x."""
+    """The rule's tiles, and few rows sorted too; h by place, and x; on a GPU by persistent/."""
     tiles = expert_tiles(len(x), ids.shape[1], weights[0].shape, weights[1].shape, x.dtype)
     placed = tiles._replace(is_sorted=True, h_by_place=True)
-    every = (tiles, tiles._replace(is_sorted=True), placed, placed._replace(x_by_place=True))
+    both = placed._replace(x_by_place=True)
+    every = [tiles, tiles._replace(is_sorted=True), placed, both]
+    if x.dtype == BF16:
+        every += persistent(128)
     return tuple(dict.fromkeys(every))
+
+
+def persistent(block_m):
+    """All tiles of persistent/ that are so high."""
+    of_both = (persistent_candidates(part, block_m) for part in ("gate_up", "down"))
+    return [ExpertTiles(*each, True, True, True) for each in itertools.product(*of_both)]
 
 
 def assert_equal_bits(every, args, expected):
@@ -174,6 +189,50 @@ def test_all_heights_have_tiles_of_both_products():
             assert candidates("down", block_m, K)
 
 
+@pytest.mark.parametrize("block_m", PERSISTENT_ROWS)
+def test_tiles_of_persistent_kernels_fit(block_m):
+    for tiles in persistent(block_m):
+        for kind, shape in (("gate", tiles.gate_up), ("split", tiles.down)):
+            ring = (rows_of_w(kind, shape) + block_m) * shape.block_k * 2 * shape.num_stages
+            assert ring + BESIDE[shape.block_n] <= SHARED_MEMORY
+            assert shape.num_stages >= 4
+
+
+@pytest.mark.parametrize("block_m", PERSISTENT_ROWS)
+def test_persistent_kernels_are_told_where_an_experts_rows_are(block_m, monkeypatch):
+    """By what is launched, which no interpreter runs."""
+    launched = []
+    kernel = MagicMock(__getitem__=lambda _, grid: lambda *a, **k: launched.append((grid, a, k)))
+    monkeypatch.setattr(launch, "persistent_kernel", kernel)
+    monkeypatch.setattr(launch, "num_multiprocessors", lambda _: 132)
+    E, k, D, I, T = 3, 2, 128, 192, 70
+    gate_up, down = experts(E, D, I, "cpu", BF16)
+    gate, up = gate_up.chunk(2, dim=1)
+    for tiles in persistent(block_m):
+        launch_expert_parts(
+            torch.zeros(T, D).to(BF16), choices(T, E, k, "cpu"), gate_up, down, tiles
+        )
+        (grid, first, options), (_, second, _) = launched
+        launched.clear()
+        assert second[10:] == (T, D, I)
+        assert grid == (min(132, -(-I // options["VARIANT"].height) * len(first[7])),)
+        w, w_up, w_down = (numbers_of(desc) for desc in (*first[1:3], second[1]))
+        for e, n in itertools.product(range(E), (0, 64)):
+            row = e * options["VARIANT"].expert_rows + n
+            assert torch.equal(w_down[e * D + n :][:64], down[e, n : n + 64])
+            if options["VARIANT"].has_turns:
+                turns = w[row // 8 :][:8].transpose(0, 1).flatten(1, 2)
+                assert torch.equal(turns, torch.stack([gate[e, n : n + 64], up[e, n : n + 64]]))
+            else:
+                assert torch.equal(w[row:][:64], gate[e, n : n + 64])
+                assert torch.equal(w_up[row:][:64], up[e, n : n + 64])
+
+
+def numbers_of(desc):
+    """All that a descriptor describes."""
+    return desc.base.as_strided(desc.shape, desc.strides, desc.base.storage_offset())
+
+
 def test_an_experts_rows_mostly_fit_a_tile():
     """If they are drawn; of very many no tile has room."""
     for T, block_m in ((65, 16), (256, 32), (1024, 96), (2048, 160), (8192, 128)):
@@ -245,12 +304,20 @@ def test_all_tiles_have_the_same_bits(T):
         for second in candidates("down", block_m, I)
         for is_sorted in ((False, True) if block_m in (16, 32, 64) and block_m >= T else (True,))
     ]
+    for block_m in ROWS:
+        shapes = zip(candidates("gate_up", block_m, D), candidates("down", block_m, I), strict=True)
+        every += [ExpertTiles(*each, True, True, True) for each in shapes]
+    for block_m in PERSISTENT_ROWS:
+        every += persistent(block_m)
+        if block_m in ROWS:  # one product by each kernel
+            first, second = candidates("gate_up", block_m, D)[0], persistent(block_m)[0].down
+            every.append(ExpertTiles(first, second, True, True))
     assert_equal_bits(every, (x, ids, *weights), expected)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("T", [1, 8, 64, 65, 1024])
-def test_a_layer_replays_with_other_rows(T, poisoned):
+@pytest.mark.parametrize("T, block_m", [(1, 0), (64, 0), (65, 0), (1024, 0), (8, 96), (1024, 128)])
+def test_a_layer_replays_with_other_rows(T, block_m, poisoned):
     """From the router to the next norm in a graph, whose buffers hold what was left in them."""
     torch.manual_seed(0)
     E, k, D, I = QWEN3_30B
@@ -264,7 +331,7 @@ def test_a_layer_replays_with_other_rows(T, poisoned):
 
     def layer():
         ids, shares = route(router_logits(x, router), k, True, slots)
-        parts = launch_expert_parts(x, ids, *weights)
+        parts = launch_expert_parts(x, ids, *weights, persistent(block_m)[0] if block_m else None)
         return add_rms_norm(Sums(parts, None, shares), residual, norm, 1e-6)
 
     layer()

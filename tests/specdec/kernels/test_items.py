@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from specdec.kernels import tiles
+from specdec.kernels.experts.group import group_ref
 from specdec.kernels.persistent import items
 from specdec.kernels.persistent.kernel import Sizes, Variant
 from specdec.kernels.persistent.launch import BLOCK_K
 from specdec.kernels.tile_shapes import row_pieces
+from tests.specdec.kernels.expert_cases import choices
 
 K = 4096
 PROGRAMS = 132
@@ -31,6 +33,7 @@ def programs(monkeypatch):
         program_id=lambda axis: torch.tensor(current.id),
         num_programs=lambda axis: torch.tensor(current.count),
         int32=torch.int64,
+        load=lambda at, cache_modifier: at[0],
         constexpr=None,
     )
     for module in (items, tiles):
@@ -103,6 +106,48 @@ def test_every_sum_is_made_once(programs, height, block_m, cuts, splits, walked,
             assert m0 < T, "a part that no row has"
             counts[split, n0 // height, m0 : m0 + num_rows] += 1
     assert counts.min() == counts.max() == 1
+
+
+@pytest.mark.parametrize("block_m, height", [(128, 128), (160, 96)])
+@pytest.mark.parametrize("how", ["drawn", "one", "padded", "nobody"])
+def test_every_row_of_an_expert_meets_the_experts_rows_of_w(
+    programs, monkeypatch, block_m, height, how
+):
+    torch.manual_seed(0)
+    E, N, expert_rows = 5, 1000, 2000
+    ids = choices(300, E, 2, "cpu", how)
+    pairs, tiles_M3, _, count = group_ref(ids, E, block_m)
+    variant = variant_of(height, block_m, 1, 1, 1).variant._replace(expert_rows=expert_rows)
+    ring = SimpleNamespace(x=SimpleNamespace(shape=(4, row_pieces(block_m)[0], BLOCK_K)))
+    sizes = Sizes(*map(torch.tensor, (300, N, K)), At(tiles_M3.flatten()), At(count))
+    counts = np.zeros((-(-N // height), len(pairs)), int)
+    monkeypatch.setattr(items.gl, "num_programs", lambda _: torch.tensor(7))
+    for program in range(7):
+        monkeypatch.setattr(items.gl, "program_id", lambda _, at=program: torch.tensor(at))
+        workload = items.extent_of(ring, sizes, variant)
+        assert workload.num_cut == 0
+        for i in range(items.num_own(workload)):
+            args = items.own_item(torch.tensor(i)), ring, workload, variant
+            last, n0, first = map(int, items.place_of_item(*args))
+            split, row, m0 = map(int, items.source_of_item(*args))
+            places = range(first, min(first + block_m, last))
+            assert {int(ids.flatten()[pairs[p]]) for p in places} == {(row - n0) // expert_rows}
+            assert (split, m0) == (0, first)
+            counts[n0 // height, places] += 1
+    assert (counts == (np.arange(len(pairs)) < int((ids < E).sum()))).all()
+
+
+class At:
+    """A pointer."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def __add__(self, offset):
+        return At(self.numbers[int(offset) :])
+
+    def __getitem__(self, i):
+        return self.numbers[i]
 
 
 def test_rows_that_fill_half_of_a_tile_cost_half_of_it(programs):

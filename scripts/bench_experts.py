@@ -4,7 +4,7 @@
     python -m scripts.bench_experts --models qwen --rows 1,8,64
     python -m scripts.bench_experts --search --rows 1,8,64,256,2048 --json FILE
 
---search: expert_search.py, on a GPU.
+--search: expert_search.py, on a GPU; at the end the fastest tiles of each way.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from scripts.expert_search import search
+from scripts.expert_search import best_of_each, search
 from specdec.bench.experts import PUBLISHED, ROWS, TINY, layer_rows
 from specdec.bench.timing import measure_bandwidth
 
@@ -51,6 +51,8 @@ def main() -> None:
         print(json.dumps(row), flush=True)
         if args.json is not None:
             args.json.write_text(json.dumps(seen, indent=1) + "\n")
+    if args.search:
+        print("\n".join(best_of_each(seen)))
 
 
 if __name__ == "__main__":

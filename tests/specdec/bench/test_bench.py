@@ -303,6 +303,7 @@ def test_the_search_times_the_rule_and_every_kind_of_tiles(T, monkeypatch):
     def launch(x, ids, gate_up, down, tiles=None):
         if tiles is not None and tiles.down.block_n == 128 and not is_compiling:
             raise RuntimeError("out of resource")
+        return torch.tensor(0 if tiles is None else tiles.down.cuts)
 
     @contextmanager
     def compiling(device, progress, may_fail):
@@ -318,7 +319,15 @@ def test_the_search_times_the_rule_and_every_kind_of_tiles(T, monkeypatch):
     assert rule["tiles"] == "rule"
     assert {row["tiles"].is_sorted for row in rows} == ({True} if T > 64 else {False, True})
     for row in rows:
-        assert (row["us"] is None) == (row["tiles"].down.block_n == 128)
+        tiles = row["tiles"]
+        is_right = tiles.down.block_n != 128 and tiles.down.cuts == 0
+        assert ("us" in row, "problem" in row) == (is_right, not is_right)
+    ways = {"rule", "gathers", *(["unsorted"] if T <= 64 else ["h by place", "x and h by place"])}
+    lines = list(expert_search.best_of_each([rule, *rows]))
+    assert {row["way"] for row in (rule, *rows) if "us" in row} == ways
+    assert max(sum(f"us  {way}:" in line for line in lines) for way in ways) == expert_search.BEST
+    assert any("out of resource" in line for line in lines)
+    assert any("other bits" in line for line in lines) == (T == 2048)
 
 
 def test_a_fresh_process_reports_its_phases(bench, monkeypatch):

@@ -6,7 +6,7 @@ the order of a tuple's fields.
 
 from typing import NamedTuple
 
-from specdec.kernels import gl, gluon_jit, hopper, tl
+from specdec.kernels import constexpr_function, gl, gluon_jit, hopper, tl
 from specdec.kernels.persistent.copying import copy_tiles, wait_for_inputs
 from specdec.kernels.persistent.items import (
     extent_of,
@@ -182,11 +182,11 @@ def multiply_late(
     registers, two in each, and are written during the next item's products, a piece beside each of
     the first blocks of K.
     """
-    PIECES: gl.constexpr = ring.x.shape[1] // results.buffers.shape[2]
+    PIECES: gl.constexpr = _pieces(ring.x.shape[1], VARIANT.tail, results.buffers.shape[2])
     split, n0 = 0, 0
     m0 = sizes.T  # below the last row: nothing is held yet, and nothing written
     nothing = zeros(ring, VARIANT, False)
-    held = _packed(result(results, nothing, 0, sizes.N, VARIANT))
+    held = _hold(results, nothing, 0, sizes.N, VARIANT)
     for i in range(num_own(workload)):
         place = place_of_item(own_item(i), ring, workload, VARIANT)
         of_held = (split, n0, m0)
@@ -194,9 +194,7 @@ def multiply_late(
             results, ring, step, sizes.K, held, of_held, num_written, VARIANT, GROUP
         )
         split, n0, m0 = place
-        held = _packed(
-            result(results, sums, n0 + GROUP * results.buffers.shape[3], sizes.N, VARIANT)
-        )
+        held = _hold(results, sums, n0 + GROUP * results.buffers.shape[3], sizes.N, VARIANT)
     for i in gl.static_range(PIECES):
         num_written = _write_held(results, ring, (split, n0, m0), held, num_written, i, GROUP)
     return step, num_written
@@ -208,7 +206,7 @@ def _sums(
 ):
     """Add up one split, while what is held leaves."""
     STAGES: gl.constexpr = VARIANT.num_stages
-    PIECES: gl.constexpr = ring.x.shape[1] // results.buffers.shape[2]
+    PIECES: gl.constexpr = _pieces(ring.x.shape[1], VARIANT.tail, results.buffers.shape[2])
     blocks = split_blocks(K, ring.x.shape[2], VARIANT.splits)
     sums = zeros(ring, VARIANT, False)
     for i in gl.static_range(PIECES):
@@ -223,6 +221,22 @@ def _sums(
     return sums, step, num_written
 
 
+@constexpr_function
+def _pieces(rows, tail, of_buffer):
+    """Count what leaves beside the blocks of K: a tail is one piece."""
+    return rows // of_buffer + (tail > 0)
+
+
+@gluon_jit
+def _hold(results, sums, n0, N, VARIANT: gl.constexpr):
+    """Pack an item's results, and those of its tail."""
+    held = _packed(result(results, sums, n0, N, VARIANT, False))
+    if VARIANT.tail > 0:
+        return held, _packed(result(results, sums, n0, N, VARIANT, True))
+    else:
+        return (held,)
+
+
 @gluon_jit
 def _packed(y):
     """Pack [n, rows] of 16 bits into [n, rows / 2] of 32, what a register holds."""
@@ -235,9 +249,9 @@ def _packed(y):
 @gluon_jit
 def _write_held(results, ring, place, held, num_written, i: gl.constexpr, GROUP: gl.constexpr):
     split, n0, m0 = place
-    PIECES: gl.constexpr = ring.x.shape[1] // results.buffers.shape[2]
     ROWS: gl.constexpr = results.buffers.shape[2]
-    packed = _piece(held, i, PIECES)
+    PIECES: gl.constexpr = ring.x.shape[1] // ROWS
+    packed = _piece(held[0], i, PIECES) if i < PIECES else held[1]
     even, odd = gl.inline_asm_elementwise(
         "mov.b32 {$0, $1}, $2;",
         "=h,=h,r",
@@ -246,7 +260,7 @@ def _write_held(results, ring, place, held, num_written, i: gl.constexpr, GROUP:
         is_pure=True,
         pack=1,
     )
-    y = gl.join(even, odd).reshape([packed.shape[0], ROWS])
+    y = gl.join(even, odd).reshape([packed.shape[0], packed.shape[1] * 2])
     n0 += GROUP * results.buffers.shape[3]
     return write(results, split, m0 + i * ROWS, n0, y, num_written, GROUP)
 

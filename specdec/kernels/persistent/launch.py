@@ -50,7 +50,8 @@ def launch_persistent(
     groups = tiles.block_n // 64
     height = tiles.block_n // 2 if has_turns else tiles.block_n
     # results in 16 bits, beside one sum, can wait for the next tile
-    can_wait = tail == 0 and tiles.splits == S and out_STN.element_size() == 2
+    can_wait = tiles.splits == S and out_STN.element_size() == 2
+    can_wait = can_wait and (tail == 0 or experts is not None)
     variant = Variant(
         splits=tiles.splits,
         walked=tiles.splits // S,
@@ -62,7 +63,7 @@ def launch_persistent(
         height=height,
         groups=groups,
         copy_registers=40 if groups == 2 else 24,  # what the groups leave
-        is_late=can_wait and K // tiles.splits // BLOCK_K >= block_m // OUT_ROWS,
+        is_late=can_wait and K // tiles.splits // BLOCK_K >= -(-tiles.block_m // OUT_ROWS),
         has_turns=has_turns,
         expert_rows=experts.num_rows if experts else 0,
         slots=experts.slots if experts else 0,

@@ -19,9 +19,11 @@ def finish(results, place, sums, N, num_written, VARIANT: gl.constexpr, GROUP: g
 
 
 @gluon_jit
-def result(results, sums, n0, N, VARIANT: gl.constexpr):
-    """What `finish` writes, of an item without a tail. n0: the group's first column."""
-    y = _activated(sums[0], sums[1 if VARIANT.is_gated else 0], results.bias_ptr, n0, N, VARIANT)
+def result(results, sums, n0, N, VARIANT: gl.constexpr, IS_TAIL: gl.constexpr):
+    """Compute what `finish` writes, of an item or its tail. n0: the group's first column."""
+    ups: gl.constexpr = 1 if VARIANT.is_gated else 0
+    FIRST: gl.constexpr = 1 + ups if IS_TAIL else 0
+    y = _activated(sums[FIRST], sums[FIRST + ups], results.bias_ptr, n0, N, VARIANT)
     return y.to(results.desc.dtype)
 
 

@@ -1,7 +1,10 @@
 """Weights and choices of experts for tests, and what the products of linear.py make of them."""
 
+import itertools
+
 import torch
 
+from specdec.kernels.experts.tiles import ExpertTiles, persistent_candidates
 from specdec.kernels.gate_up import launch_gate_up
 from specdec.kernels.linear import launch_linear
 
@@ -22,6 +25,12 @@ def choices(T, E, k, device, how="drawn"):
     elif how == "nobody":
         ids[:] = E
     return ids
+
+
+def persistent(block_m):
+    """All tiles of persistent/ that are so high."""
+    of_both = (persistent_candidates(part, block_m) for part in ("gate_up", "down"))
+    return [ExpertTiles(*each, True, True, True) for each in itertools.product(*of_both)]
 
 
 def by_products(x, ids, gate_up, down):

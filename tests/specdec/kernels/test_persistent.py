@@ -137,7 +137,8 @@ def test_gates_far_beyond_where_exponentials_overflow(monkeypatch):
         pytest.param(192, 128, 1, 1, "split", ("late",), marks=pytest.mark.slow),
         pytest.param(192, 128, 1, 2, "split", (), marks=pytest.mark.slow),
         pytest.param(192, 128, 2, 1, "gate", ("late",), marks=pytest.mark.slow),
-        (128, 160, 1, 1, "gate", ("experts", "stages=4")),
+        (128, 160, 1, 1, "gate", ("late", "experts", "stages=4")),
+        pytest.param(128, 160, 1, 1, "split", ("experts", "stages=5"), marks=pytest.mark.slow),
         pytest.param(
             128, 256, 1, 1, "gate", ("late", "experts", "stages=4"), marks=pytest.mark.slow
         ),

@@ -62,13 +62,14 @@ def search(sizes: Sizes, T: int, device: torch.device) -> Iterator[Row]:
         return named | {"tiles": "rule" if tiles is None else tiles}
 
     yield row(None)
-    for first, second, way in _ways(sizes, T):
-        beside_second = [way._replace(gate_up=gate, down=second[0]) for gate in first]
-        beside_first = [way._replace(gate_up=first[0], down=down) for down in second[1:]]
-        with compiling_ahead(device, progress=False, may_fail=True):
-            for tiles in (*beside_second, *beside_first):
+    ways = list(_ways(sizes, T))
+    with compiling_ahead(device, progress=False, may_fail=True):
+        for first, second, way in ways:
+            for gate, down in itertools.zip_longest(first, second):
+                tiles = way._replace(gate_up=gate or first[0], down=down or second[0])
                 launch(*turns[0], tiles)
-        rows = [row(tiles) for tiles in beside_second]
+    for first, second, way in ways:
+        rows = [row(way._replace(gate_up=gate, down=second[0])) for gate in first]
         yield from rows
         best = rows[min(range(len(rows)), key=lambda i: rows[i].get("us", math.inf))]
         for down in second[1:]:

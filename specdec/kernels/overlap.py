@@ -12,8 +12,9 @@ Products wait before they let the next kernel start. So what was written before 
 finished when any kernel after it starts, and attention looks up before its wait where its rows are
 and which positions, blocks, state rows and paths these have; rotate_and_store.py reads positions,
 slots, cos and sin there, norms.py the stream that it adds to, and so do the kernels that
-commit a round and write levels; the second product of experts finds its rows there. They read what
-changes past the L1 cache, which may be older.
+commit a round and write levels; the second product of experts finds its rows there, and the first
+does in persistent/, after a copy that waits before it lets it start. They read what changes past
+the L1 cache, which may be older.
 `loaded_with` and `wait_for_inputs_knowing` keep such work where it is written.
 
 The attention of a pass may be several launches for different rows, which need not wait for each

@@ -7,5 +7,5 @@ capacity: an expert takes every row that chose it.
 
 To be read in this order: router.py (its product), route.py (who is chosen, and with which weights),
 mlp.py (the experts' public function, and the twin), products.py (its kernel), group.py (pairs of
-row and slot, sorted by expert, for many rows), tiles.py.
+row and slot, sorted by expert, for many rows), copied.py (x in their order), tiles.py.
 """

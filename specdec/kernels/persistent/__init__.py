@@ -10,7 +10,8 @@ its first tiles are read before the launch before this one has ended.
 A sum has the order that linear.py describes, and its bits: W is on the wide side, a split adds 16
 of K after another, and a program that walks all splits adds them in order. The number of tiles is
 seldom a multiple of the multiprocessors, and those of a last turn would leave many idle: their rows
-are cut, so that more programs have some.
+are cut, so that more programs have some. With experts a list on the device says which rows of W
+and of x make a tile, and results leave row by row.
 
 To be read in this order: launch.py (the host), kernel.py (the tuples that functions share, a
 program's shared memory, its warps' roles, and the role of four warps, with results held for the

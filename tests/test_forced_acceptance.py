@@ -175,10 +175,8 @@ def test_as_many_drafts_hold_as_those_of_the_bundled_pair(tiny, drawn, drafting,
     assert length == pytest.approx(expected, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    "rates, drafts",
-    [(RATES["demo-experts"], True), pytest.param((0.05,), False, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rates, drafts", [(RATES["demo-experts"], True), ((0.05,), False)])
 def test_auto_drafts_what_holds_and_foresees_it(tiny, drawn, rates, drafts):
     costs = StepCosts(rounds=((64, 1.0), (512, 3.0)), plain=((64, 1.0),), level=((64, 0.1),))
     draft = {"model": str(tiny / "eagle3"), "num_speculative_tokens": "auto", "adaptive": True}

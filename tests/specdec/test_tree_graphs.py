@@ -110,7 +110,9 @@ MIXTURE = [
     "backend, threshold",
     [
         ("eager", 0.0),
-        ("tape", 0.12),
+        pytest.param(
+            "tape", 0.12, marks=pytest.mark.slow
+        ),  # e2e/test_auto_trees.py takes turns too
         pytest.param("tape", 0.0, marks=pytest.mark.slow),
         pytest.param("cuda", 0.0, marks=pytest.mark.gpu),
         pytest.param("cuda", 0.12, marks=pytest.mark.gpu),

@@ -473,6 +473,7 @@ def _broken_draft(tmp_path: Path, name: str, break_tensor: str) -> Path:
     return draft
 
 
+@pytest.mark.slow  # requests/test_chat_template.py shows it too
 def test_verify_stops_a_chat_template_that_hangs(run, tmp_path):
     target = tmp_path / "target"
     shutil.copytree(demo_directory("target"), target)

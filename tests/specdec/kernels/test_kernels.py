@@ -375,7 +375,7 @@ def places_that_differ(attend, q, cache, rows):
     return differ
 
 
-@pytest.mark.parametrize("query_len", [1, 6])
+@pytest.mark.parametrize("query_len", [1, pytest.param(6, marks=pytest.mark.slow)])
 def test_enough_requests_share_no_splits_and_keep_their_bits(exact_device, query_len, monkeypatch):
     device = exact_device
     dtype = torch.float32 if device == "cpu" else BF16

@@ -64,7 +64,7 @@ def slot_size(rows: QueryRows, H: int, C: int) -> int:
         pytest.param(UNIFORM, FP16, 16, marks=pytest.mark.slow),
         pytest.param(RAGGED, FP32, 16, marks=pytest.mark.slow),
         (RAGGED, FP16, 16),
-        (UNIFORM, FP16, 96),
+        pytest.param(UNIFORM, FP16, 96, marks=pytest.mark.slow),
         pytest.param(RAGGED, FP32, 96, marks=pytest.mark.slow),
     ],
 )

@@ -51,10 +51,18 @@ def cut(request, monkeypatch):
         assert not plan_launch(1, 1, HeadShape(1, 1, 16, 2), has_paths=True).is_split
 
 
+MOSTLY = pytest.mark.parametrize(  # the other way is slow, and other tests take it
+    "cut",
+    ["one program walks all", pytest.param("splits are shared", marks=pytest.mark.slow)],
+    indirect=True,
+)
+
+
 def dtypes(device):
     return (torch.float32, FP16) if device == "cpu" else (BF16, FP16)
 
 
+@MOSTLY
 def test_a_chain_read_by_slots_gets_the_bits_of_a_chain_in_blocks(device, cut):
     for base, dtype in zip((5, 58, 1020, 1148), dtypes(device) * 2, strict=True):
         case = tree_case([chain(base, 8)], H=2, G=1, dtype=dtype, device=device)
@@ -271,6 +279,7 @@ def test_a_row_behind_its_path_is_a_number_where_one_program_walks_all(device, m
     assert case.attend(launch_paged_attention, rows).isfinite().all()
 
 
+@MOSTLY
 def test_what_was_added_up_may_be_forgotten(cut, forget):
     """Each partial result is read once; the next layer writes it again."""
     trees = [random_tree(1100, 4, 2), random_tree(70, 4, 2, seed=1)]

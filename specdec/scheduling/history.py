@@ -110,7 +110,7 @@ class ShapeHistory:
 
 
 class Histories:
-    """Of chains of all lengths, of trees by shape, and of the chains in these.
+    """Keeps what rounds of chains showed, those of trees by shape, and the chains in these.
 
     num_levels: the most of a chain
     capacity: entries that each keeps

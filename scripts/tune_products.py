@@ -6,7 +6,7 @@
     python -m scripts.tune_products --random 5 --json FILE       # the rule beside tuned, no table
 
 The search and what it costs: specdec/tune/. Without --again only what the table lacks is measured.
-Every number of rows takes the same splits, which are chosen here alone (scripts/split_choice.py).
+Every number of rows takes the same parts, which are chosen here alone (scripts/part_choice.py).
 """
 
 import argparse
@@ -19,8 +19,9 @@ from pathlib import Path
 
 import torch
 
-from scripts.split_choice import best_splits, splits_to_try
+from scripts.part_choice import best_order, orders_to_try
 from scripts.tuned_models import KNOWN_MODELS, known_products, random_products
+from specdec.kernels.sum_order import Order
 from specdec.kernels.tables import NONE, key_of, parse_table, read_table
 from specdec.kernels.tile_shapes import ROW_CLASSES, Product
 from specdec.kernels.tiles import gpu_name
@@ -82,19 +83,19 @@ def main() -> None:
     known = read_table(args.out).get(gpu, {}) if is_known else {}
 
     @cache
-    def splits_of(product: Product) -> int:
-        return known[product].splits if product in known else best_splits(product, clock)
+    def order_of(product: Product) -> Order:
+        return best_order(product, clock, known.get(product))
 
     file = None if args.random else args.out
-    tuning = Tuning(clock=clock, gpu=gpu, file=file, splits_of=splits_of, again=args.again)
+    tuning = Tuning(clock=clock, gpu=gpu, file=file, order_of=order_of, again=args.again)
     wanted = [p for p in products if set(known.get(p, NONE).rows) != set(ROW_CLASSES)]
     print(f"{tuning.gpu}: {len(wanted)} of {len(products)} products\n{HEAD}")
     start = time.monotonic()
     clock.prepare(
         job
         for product in wanted
-        for splits in splits_to_try(product)
-        for job in jobs_of(product, splits, ROW_CLASSES, clock.has_wgmma)
+        for order in orders_to_try(product)
+        for job in jobs_of(product, order, ROW_CLASSES, clock.has_wgmma)
     )
     found: list[Measured] = []
     while len(found) < len(wanted) and time.monotonic() - start < args.max_seconds:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from specdec.kernels.tile_shapes import Kind, Product
 from specdec.models.products import products_of
-from weights.config import EagleConfig, LayerKind, RopeConfig, TargetConfig
+from weights.config import EagleConfig, ExpertsConfig, LayerKind, RopeConfig, TargetConfig
 
 DRAFT_VOCABULARY = 32000
 TAPS = (2, 8, 14)  # three of the target's layers; which ones makes no difference here
@@ -52,11 +52,28 @@ def known_products(name: str) -> list[Product]:
     """List a known model's and its draft's products, in bfloat16. ValueError: it is not known."""
     if name not in KNOWN_MODELS:
         raise ValueError(f"model {name!r}: known are {', '.join(KNOWN_MODELS)}")
-    sizes = KNOWN_MODELS[name]
+    target = target_of(KNOWN_MODELS[name])
+    draft = EagleConfig(
+        format="eagle-3",
+        layer=target.layers[0],
+        num_layers=1,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=DRAFT_VOCABULARY,
+        target_hidden_size=target.hidden_size,
+        max_position_embeddings=1,
+        aux_boundaries=TAPS,
+        entry="qkv",
+        has_fc=True,
+    )
+    return products_of(target, draft, "bfloat16")
+
+
+def target_of(sizes: Sizes, experts: ExpertsConfig | None = None) -> TargetConfig:
+    """Give a target of one layer with these sizes, and with experts an MLP of width 0."""
     of_layer = sizes._asdict()
     vocab_size = of_layer.pop("vocab_size")
-    layer = LayerKind(**of_layer, rms_norm_eps=1e-6, rope=RopeConfig())
-    target = TargetConfig(
+    layer = LayerKind(**of_layer, rms_norm_eps=1e-6, rope=RopeConfig(), experts=experts)
+    return TargetConfig(
         model_type="llama",
         layers=(layer,),
         vocab_size=vocab_size,
@@ -66,19 +83,6 @@ def known_products(name: str) -> list[Product]:
         bos_token_id=None,
         eos_token_ids=(),
     )
-    draft = EagleConfig(
-        format="eagle-3",
-        layer=layer,
-        num_layers=1,
-        vocab_size=vocab_size,
-        draft_vocab_size=DRAFT_VOCABULARY,
-        target_hidden_size=sizes.hidden_size,
-        max_position_embeddings=1,
-        aux_boundaries=TAPS,
-        entry="qkv",
-        has_fc=True,
-    )
-    return products_of(target, draft, "bfloat16")
 
 
 def random_products(count: int, seed: int = 0) -> list[Product]:

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -89,6 +89,7 @@ class Engine:
         Returns the first sample of each, which refers to the others.
         """
         self.check_caller()
+        self.check_ranks()
         new = [
             each if isinstance(each, NewRequest) else NewRequest(prompt=each[0], params=each[1])
             for each in batch
@@ -116,6 +117,11 @@ class Engine:
                 "generate, chat and abort of the AsyncLLM, not of its llm or engine"
             )
 
+    def check_ranks(self) -> None:
+        """RankError if the engine has other ranks, and one of them has failed."""
+        if self.runner.followers is not None:
+            self.runner.followers.check()
+
     @property
     def has_unfinished(self) -> bool:
         return bool(self._unfinished)
@@ -124,7 +130,7 @@ class Engine:
         """Launch the next step and read results of an earlier one; returns the changed requests.
 
         If a step is interrupted (Ctrl-C, a device error), all requests end; new ones can be added
-        afterwards.
+        afterwards. Other ranks may have run the step, so an engine that has some ends then.
         """
         self.check_caller()
         try:
@@ -208,6 +214,16 @@ class Engine:
             self._take(self._in_flight.popleft())
         self._learn()
 
+    def watch_ranks(self, told: Callable[[], object]) -> None:
+        """Have this called, by another thread, if one of the other ranks fails."""
+        if self.runner.followers is not None:
+            self.runner.followers.tell(told)
+
+    def end_ranks(self) -> None:
+        """Let the other ranks of the engine end, if it has some. It takes no requests then."""
+        if self.runner.followers is not None:
+            self.runner.followers.end("the engine was shut down")
+
     def _new_scheduler(self) -> Scheduler:
         sizes = self.runner.sizes
         pool = BlockPool(sizes.num_kv_blocks)
@@ -228,6 +244,8 @@ class Engine:
         self.feedback = self._new_feedback()
         self._step_masks = StepMasks()
         self.scheduler = self._new_scheduler()
+        if self.runner.followers is not None:
+            self.runner.followers.fail_after(error)
 
     # launch
 
@@ -248,6 +266,8 @@ class Engine:
         try:
             result = self._run(work)
         except torch.OutOfMemoryError as error:
+            if self.runner.followers is not None:  # they have run the step
+                raise
             return self._fail(work, error)
         self._step_masks.launched(work, result)
         self._totals.launched(work.num_verify_rows)
@@ -292,6 +312,8 @@ class Engine:
 
     def _take(self, step: InFlight) -> list[Request]:
         result = step.result.read()
+        if self.runner.followers is not None:
+            self.runner.followers.compare(step.result, result)
         if self.feedback is not None:
             self.feedback.observe(step.work, step.result, result, step.launched_at)
         before = [request for request in step.work.requests if request.finish is None]

@@ -247,6 +247,7 @@ class LLM:
         with self._turns:
             if self._engine is not None:
                 self._engine.abort_all()
+                self._engine.end_ranks()
                 self._engine = None
         self.tokenizer.close()
         release_memory()

@@ -1,6 +1,6 @@
 """Models, caches and buffers of one engine, and the steps over them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -16,6 +16,7 @@ from specdec.kernels.attention.launch_plan import HeadShape, most_rows_in_parts
 from specdec.models.build import allocate_kv_cache, build_draft, build_target
 from specdec.models.decoder import DecoderModel
 from specdec.models.experts import rows_adding_experts
+from specdec.parallel.followers import Followers
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, GraphFamilies
 from specdec.requests.params import GREEDY, SamplingFlags
@@ -103,6 +104,15 @@ class Runner:
             max_model_len=sizes.max_model_len,
         )
 
+    @property
+    def followers(self) -> Followers | None:
+        """Return what tells other ranks of whatever is written to the device, or None."""
+        return self.acts.followers
+
+    @followers.setter
+    def followers(self, followers: Followers | None) -> None:
+        self.acts.followers = followers
+
     def start_rows(
         self,
         starts: Sequence[tuple[int, RowStart]] = (),
@@ -112,7 +122,24 @@ class Runner:
 
         grown: (row, place in the block table, cache block) each
         """
+        if self.followers is not None:
+            self.followers.start_rows(starts, grown)
         start_rows(self.state, starts, grown)
+
+    def place(self, rows: Mapping[str, np.ndarray]) -> None:
+        """Write the first state rows of these tensors, to measure rounds of requests.
+
+        rows: by name, [rows, ...]; of each row the first numbers, where it has more
+        """
+        if self.followers is not None:
+            self.followers.place(rows)
+        for name, values in rows.items():
+            upload(self.rows_of(name, values.shape), values)
+
+    def rows_of(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Find the first state rows of a tensor, and of each row the first numbers, by name."""
+        rows: Tensor = getattr(self.state, name)[tuple(map(slice, shape))]
+        return rows
 
     def run_step(
         self,
@@ -162,10 +189,20 @@ class Runner:
             assert max_num_computed is not None, "rows without a bound on their computed tokens"
             most = self.sizes.path_len if round.shape.nodes else 1
             bounds.append(min(max_num_computed + most, self.sizes.max_model_len))
+        return self.bounded_step(round, max(bounds), flags, masks)
+
+    def bounded_step(
+        self,
+        round: Round,
+        max_seq_len: int,
+        flags: SamplingFlags,
+        masks: Callable[[], RowMasks] | None,
+    ) -> Step:
+        """Return a step with its graphs. max_seq_len: see Step"""
         values = {name: getattr(round, name) for name in Round.__slots__}
         return Step(
             **values,
-            max_seq_len=max(bounds),
+            max_seq_len=max_seq_len,
             passes=self.graphs.passes(round, flags.noise),
             flags=flags,
             is_pq=round.num_verified > 0 and flags.logits and self.acceptance != "exact",
@@ -175,12 +212,16 @@ class Runner:
     def calibrate(self, values: np.ndarray) -> None:
         """Judge drafts with these factors, float32 [2, K], from the next step on."""
         assert self.calibration is not None, "the number of drafts is fixed"
+        if self.followers is not None:
+            self.followers.calibrate(values)
         upload(self.calibration, values)
 
     def stop_below(self, threshold: float) -> None:
         """Stop drafts below this threshold from the next step on; below 0 padding goes on too."""
         if self.threshold is not None and threshold != self._stops_below:
             self._stops_below = threshold
+            if self.followers is not None:
+                self.followers.stop_below(threshold)
             self.threshold.fill_(threshold)
 
     @contextmanager

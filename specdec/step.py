@@ -47,6 +47,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdec.drafts.drafter import Drafter
+from specdec.parallel.followers import Followers
 from specdec.rounds.buffers import StepBuffers
 from specdec.rounds.commit import commit_round
 from specdec.rounds.fill import fill_round
@@ -71,6 +72,7 @@ class Acts:
     """One engine's models, buffers and state, and what a step does with them.
 
     draft: None for plain decoding.
+    followers: other ranks, which run each step as well
     """
 
     target: Target
@@ -80,8 +82,11 @@ class Acts:
     state: RequestState
     results: Results
     max_model_len: int
+    followers: Followers | None = None
 
     def run(self, step: Step) -> None:
+        if self.followers is not None:
+            step = self.followers.step(step)
         self.fill(step)
         self.forward(step)
         self.choose(step)

@@ -27,7 +27,11 @@ HOST = ("specdec.arguments", "specdec.sizes")
 DESCRIBED = ("specdec.arguments", "specdec.described")
 STEPPING = (*(*HOST, "specdec.requests", "specdec.scheduling.work", "specdec.kernels", "graphs"),)
 MODEL = ("specdec.sizes", "specdec.kernels", "graphs", "weights")
-STEP = (*STEPPING, "specdec.models", "specdec.rounds", "specdec.sampler", "specdec.passes")
+TOLD = (*STEPPING, "specdec.rounds", "specdec.parallel")  # what other ranks are told of a step
+STEP = (
+    *(*STEPPING, "specdec.models", "specdec.rounds", "specdec.sampler", "specdec.passes"),
+    "specdec.parallel.followers",
+)
 STORY = (
     *STEP,
     "specdec.step",
@@ -108,12 +112,33 @@ ROWS: dict[str, Row] = {
     ),
     "specdec.kernels": Row(third=("torch", "triton")),
     "specdec.kernels.compilations": Row(("specdec.kernels", "weights.bars"), ("torch", "triton")),
-    "specdec.models": Row(MODEL, ("torch",)),
+    "specdec.parallel.transfers": Row(third=("torch",)),
+    "specdec.parallel.exchange": Row(
+        ("specdec.kernels", "specdec.parallel.transfers", "weights.shard"), ("torch",)
+    ),
+    "specdec.models": Row((*MODEL, "specdec.parallel.exchange"), ("torch",)),
+    "specdec.kernels.block_sums": Row(("specdec.kernels", "weights.shard"), ("torch",)),
+    "specdec.kernels.cut_ids": Row(("weights.shard",), ("torch",)),
     "specdec.rounds": Row(STEPPING, ("torch", "numpy")),
     "specdec.sampler": Row((*STEPPING, "specdec.rounds", "specdec.models"), ("torch",)),
     "specdec.passes": Row(
         (*STEPPING, "specdec.rounds", "specdec.models", "specdec.config"), ("torch",)
     ),
+    "specdec.parallel": Row(("specdec.parallel",)),
+    "specdec.parallel.followers": Row(TOLD, ("numpy",)),
+    "specdec.parallel.ranks": Row(("specdec.arguments", "specdec.parallel"), ("torch",)),
+    "specdec.parallel.group": Row(("specdec.parallel",), ("torch",)),
+    "specdec.parallel.messages": Row(TOLD, ("numpy",)),
+    "specdec.parallel.lead": Row(TOLD, ("numpy", "torch")),
+    "specdec.parallel.follow": Row((*TOLD, "specdec.runner"), ("numpy", "torch")),
+    "specdec.parallel.begin": Row(
+        (
+            *("specdec.parallel", "specdec.config", "specdec.speculative_config"),
+            "specdec.start.speculation",
+        ),
+        ("torch",),
+    ),
+    "specdec.parallel.worker": Row(("specdec.parallel", "specdec.start"), ("torch",)),
     "specdec.target": Row(STEP, ("torch",)),
     "specdec.drafts": Row(STEP, ("torch",)),
     "specdec.step": Row((*STEP, "specdec.target", "specdec.drafts"), ("numpy",)),
@@ -121,7 +146,8 @@ ROWS: dict[str, Row] = {
     "specdec.feedback": Row(FEEDBACK, ("numpy",)),
     "specdec.deliver": Row((*STEPPING, "specdec.rounds", "specdec.scheduling")),
     "specdec.engine": Row(ENGINE, ("torch",)),
-    "specdec.start": Row(ENGINE, ("torch", "numpy", "huggingface_hub")),
+    "specdec.start": Row((*ENGINE, "specdec.parallel"), ("torch", "numpy", "huggingface_hub")),
+    "specdec.parallel.equal_bits": Row(("specdec.kernels", "weights")),
     "specdec.llm": Row(LLM),
     "specdec.serve": Row(LLM),
     "specdec.serve.http": Row(

@@ -2,6 +2,7 @@
 
 Views are kept as addresses. An op that makes tensors is replayed by its `out=` overload, or its
 results are copied to where the first ones were. Of an op made of other ops, those are recorded.
+Ops of the namespace "transfers" move data between processes: they are called again as they are.
 """
 
 from collections.abc import Callable, Iterator
@@ -103,16 +104,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _TORCH_NAMESPACES = ("aten", "prims")
+_WHOLE_NAMESPACES = (*_TORCH_NAMESPACES, "transfers")  # ops that move data between processes
 _UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
 
 @cache
 def _is_made_of_ops(func: Op) -> bool:
-    """Whether to look inside: composite ops, and everything that is not torch's own."""
+    """Whether to look inside: composite ops, and everything that is not of these namespaces."""
     name = func.name()  # type: ignore[no-untyped-call]
     key = DispatchKey.CompositeImplicitAutograd
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-    return bool(composite) or func.namespace not in _TORCH_NAMESPACES
+    return bool(composite) or func.namespace not in _WHOLE_NAMESPACES
 
 
 def _written(func: Op, args: Args, kwargs: Kwargs) -> Iterator[Tensor]:

@@ -82,7 +82,7 @@ def draw_layers(sizes: Sizes, device: torch.device) -> list[Layer]:
 
 def our_layer(x: Tensor, residual: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
     """Go from the router's input to the next norm."""
-    parts = experts_mlp(x, *_routing(x, layer), layer.gate_up, layer.down)
+    parts = experts_mlp(x, *_routing(x, layer)[:2], layer.gate_up, layer.down)
     return add_rms_norm(parts, residual, layer.norm, layer.eps)
 
 

@@ -8,7 +8,7 @@ import torch
 from specdec.cli.choices import TuneOptions
 from specdec.kernels.tables import user_file
 from specdec.kernels.tile_shapes import TABLE_DTYPES
-from specdec.kernels.tiles import choose_splits, gpu_name, source_of
+from specdec.kernels.tiles import choose_order, gpu_name, source_of
 from specdec.models.products import experts_of, products_of
 from specdec.start.device import experts_line, home_relative
 from specdec.start.locate import locate
@@ -34,7 +34,7 @@ def run_tune(options: TuneOptions) -> None:
         clock=GpuClock(device),
         gpu=gpu,
         file=file,
-        splits_of=lambda product: choose_splits(product, gpu),
+        order_of=lambda product: choose_order(product, gpu),
         again=options.again,
     )
     wanted = tuning.missing(products)

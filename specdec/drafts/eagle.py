@@ -23,9 +23,9 @@ from graphs.context import ForwardContext, set_forward_context
 from graphs.dispatch import Dispatch
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.kernels.best_children import Perturbation
+from specdec.kernels.cut_ids import CutIds
 from specdec.kernels.gumbel import DRAFT, TARGET
 from specdec.kernels.needed import needed_while
-from specdec.kernels.norms import add
 from specdec.kernels.support_floor import support_floor
 from specdec.models.eagle import EagleModel
 from specdec.passes.contexts import ForwardContexts
@@ -49,6 +49,7 @@ class EagleDrafter:
         The latter draw their drafts with noise: for "exact" acceptance the target's noise, so that
         they agree; else the draft's own, and the state keeps the scores.
     calibration, threshold: see rounds/level.py
+    cut: the draft ids that this rank's head has, where others have the rest
     """
 
     model: EagleModel
@@ -61,6 +62,7 @@ class EagleDrafter:
     sizes: EngineSizes
     calibration: Tensor | None = None
     threshold: Tensor | None = None
+    cut: CutIds | None = None
 
     def __post_init__(self) -> None:
         self._forward = into_buffers(self.model)
@@ -204,6 +206,7 @@ class EagleDrafter:
             max_model_len=self.sizes.max_model_len,
             calibration=self.calibration,
             threshold=self.threshold,
+            cut=self.cut,
         )
 
     def _propose(self, normed_XD: Tensor, to: DraftLevel, is_drawn: bool) -> None:
@@ -223,10 +226,12 @@ class EagleDrafter:
             places, offset = TextPositions(self.buffers.draft_positions[: len(row_X)], row_X), 2
         stream = TARGET if is_exact else DRAFT
         limits, keys = row_parameters(self.state, row_X, places, offset, stream, not is_exact)
-        floor_X = support_floor(logits_XW, limits)
+        floor_X = support_floor(logits_XW, limits, self.cut)
         if not is_exact:
             assert to.level is not None, "p/q has a fixed number of levels"
             scores_XW = scaled_in_support(logits_XW, limits.temperatures, floor_X)
+            if self.cut is not None:  # which target ids these are knows no rank's borders
+                scores_XW = self.cut.joined(scores_XW, 1)
             self.state.draft_scores[row_X, to.level] = scores_XW
         return Perturbation(floor_X, keys._replace(token_ids=self.d2t))
 
@@ -243,6 +248,6 @@ def into_buffers(model: EagleModel) -> Callable[..., None]:
         input_ids_T: Tensor, features_TE: Tensor, seeds_B: Tensor, streams_out_BD: Tensor
     ) -> None:
         x, residual_BD = model(input_ids_T, model.features(features_TE), seeds_B=seeds_B)
-        add(x, residual_BD, streams_out_BD)
+        model.add(x, residual_BD, streams_out_BD)
 
     return forward

@@ -118,6 +118,11 @@ def setting(variable: ContextVar[T], value: T) -> Iterator[None]:
         variable.reset(before)
 
 
+def only_compiles() -> bool:
+    """Whether launches of the calling thread compile and run nothing: see compilations.py."""
+    return active_mode is not None and active_mode.get() is not None
+
+
 def use_triton(tensor: Tensor) -> bool:
     """Whether a call on this tensor goes to the Triton kernel; else to the torch twin."""
     return tensor.is_cuda

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl
 from specdec.kernels.choose_token import NoiseKeys, _draws
+from specdec.kernels.cut_ids import CutIds, first_id, tile_columns_of
 from specdec.kernels.gumbel import gumbel_estimate
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import begin
-
-FEW_ROWS = 16  # up to these, small tiles fill the GPU
 
 
 class Perturbation(NamedTuple):
@@ -37,11 +36,18 @@ class TileChildren(NamedTuple):
 
 
 def launch_best_children(
-    logits_XW: Tensor, top_k: int, perturbation: Perturbation | None
+    logits_XW: Tensor,
+    top_k: int,
+    perturbation: Perturbation | None,
+    cut: CutIds | None = None,
 ) -> TileChildren:
-    """perturbation: None where all rows are greedy."""
+    """Find the best children in each tile, of all ranks.
+
+    perturbation: None where all rows are greedy
+    cut: the ids of the columns, where others have the rest
+    """
     X, W = logits_XW.shape
-    block = 1024 if X <= FEW_ROWS else 2048
+    block = tile_columns_of(logits_XW, cut)
     tiles = -(-W // block)
     found = TileChildren(
         scores=logits_XW.new_empty(X, tiles, top_k),
@@ -60,8 +66,19 @@ def launch_best_children(
     flags |= {"HAS_IDS": has_ids, "BLOCK": block, "IS_GPU": logits_XW.is_cuda}
     options = {"num_warps": 4} | launch_options(logits_XW) | need()
     tensors = (*found, logits_XW, *noise)
-    _best_children_kernel[(tiles, X)](*tensors, logits_XW.stride(0), W, **flags, **options)
-    return found
+    sizes = logits_XW.stride(0), W, first_id(cut)
+    _best_children_kernel[(tiles, X)](*tensors, *sizes, **flags, **options)
+    return found if cut is None else _join_tiles(found, cut, block)
+
+
+def _join_tiles(found: TileChildren, cut: CutIds, ids_each: int) -> TileChildren:
+    """Collect what all ranks found in their tiles of so many ids, as one GPU has it."""
+    scores, ids, peaks, sums = found
+    parts = [scores, ids.view(torch.float32), peaks[..., None], sums[..., None]]
+    joined = cut.joined(torch.cat(parts, dim=-1), 1, ids_each)
+    k = scores.shape[-1]
+    scores, ids, peaks, sums = (x.contiguous() for x in joined.split([k, k, 1, 1], dim=-1))
+    return TileChildren(scores, ids.view(torch.int32), peaks[..., 0], sums[..., 0])
 
 
 @jit(varying=("floor_ptr", "temperature_ptr", "seeds_ptr", "positions_ptr", "epochs_ptr"))
@@ -79,6 +96,7 @@ def _best_children_kernel(
     token_ids_ptr,  # [W], with HAS_IDS
     stride_logits,
     W,
+    first,  # id of the first column
     K: tl.constexpr,
     HAS_NOISE: tl.constexpr,
     STREAM: tl.constexpr,
@@ -94,9 +112,10 @@ def _best_children_kernel(
             return
     tile = tl.program_id(0)
     x = tl.program_id(1)
-    column = tile * BLOCK + tl.arange(0, BLOCK)
-    inside = column < W
-    row_ptr = logits_ptr + x.to(tl.int64) * stride_logits
+    start = first + tile * BLOCK
+    column = start + tl.arange(0, BLOCK)
+    inside = column < first + W
+    row_ptr = logits_ptr + x.to(tl.int64) * stride_logits - first
     score = tl.load(row_ptr + column, mask=inside, other=float("-inf"))
     if HAS_NOISE:
         temperature = tl.load(temperature_ptr + x)
@@ -104,7 +123,7 @@ def _best_children_kernel(
             scaled = tl.div_rn(score, tl.zeros((BLOCK,), tl.float32) + temperature)
             is_out = scaled < tl.load(floor_ptr + x)
             keys = (seeds_ptr, positions_ptr, epochs_ptr, token_ids_ptr)
-            r = _draws(keys, tile, x, column, inside, STREAM, HAS_IDS)
+            r = _draws(keys, start, x, column, inside, STREAM, HAS_IDS)
             score = score + temperature * gumbel_estimate(r, IS_GPU)
             score = tl.where(is_out, float("-inf"), score)
     score = tl.where(score == score, score, float("-inf"))

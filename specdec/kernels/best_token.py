@@ -7,8 +7,9 @@ A row without a choice gives a marker, which is no id: NO_TOKEN where all logits
 NOT_FINITE where one is NaN or +inf. NaN counts as +inf, so the maximum tells all three cases apart.
 
 The logits are never written: each program reduces its tile to a maximum and an id, a second kernel
-reduces the tiles. The product is that of `linear`, so the logits are those that it would write.
-With the sum of each tile's exp(logit - maximum), the best token's probability needs no other pass.
+reduces the tiles. Where the vocabulary is cut, ranks exchange one maximum and id a row. The product
+is that of `linear`, so the logits are those that it would write. With the sum of each tile's
+exp(logit - maximum), the best token's probability needs no other pass.
 
 min_tokens: before a request's min_position its stop ids cannot be drawn.
 """
@@ -18,18 +19,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
+from specdec.kernels import is_hopper, jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.backend import backend
+from specdec.kernels.best_of_ranks import launch_best_of_ranks
+from specdec.kernels.block_sums import powers_of, sum_over_ids
+from specdec.kernels.cut_ids import CutIds, columns_of, first_id, greatest_over_ids
 from specdec.kernels.linear import (
     describe,
     describe_rows,
     linear_ref,
-    split_sum,
-    split_sum_and_tail,
+    sums_of,
     tile_options,
 )
 from specdec.kernels.overlap import begin, let_the_next_start, wait_for_inputs
-from specdec.kernels.tiles import Tiles, num_tiles, place_of, tiles_for
+from specdec.kernels.tile_shapes import row_class
+from specdec.kernels.tiles import (
+    Tiles,
+    choose_tiles,
+    gpu_name,
+    num_tiles,
+    place_of,
+    tiles_for,
+)
 
 NO_TOKEN, NOT_FINITE = -1, -2
 
@@ -57,20 +68,45 @@ def best_token(
     out_T: Tensor,
     mask: StopMask | None = None,
     factor: float = 1.0,
+    cut: CutIds | None = None,
 ) -> None:
-    """Write the best id after every row to out_T (int64, may be strided). factor: of logits."""
+    """Write the best id after every row to out_T (int64, may be strided).
+
+    factor: of logits. cut: the ids of the weight's rows, where others have the rest
+    """
     if use_triton(x_TD):
-        maxima = launch_tile_maxima(x_TD, weight_VD, mask, factor=factor)
-        launch_write(maxima.best, maxima.ids, out_T)
+        maxima = launch_tile_maxima(x_TD, weight_VD, mask, factor=factor, cut=cut)
+        launch_write(maxima.best, maxima.ids, out_T, cut)
     else:
-        out_T.copy_(best_token_ref(x_TD, weight_VD, mask, factor))
+        out_T.copy_(best_token_ref(x_TD, weight_VD, mask, factor, cut))
 
 
-def launch_write(best: Tensor, ids: Tensor, out_T: Tensor) -> None:
-    """Reduce the maxima of tiles [tiles, T] to ids and markers."""
+def launch_write(best: Tensor, ids: Tensor, out_T: Tensor, cut: CutIds | None = None) -> None:
+    """Reduce the maxima of tiles [tiles, T] of all ranks to ids and markers."""
+    if cut is not None:
+        best, ids = launch_best_of_ranks(best, ids, cut)
     tiles, T = best.shape
     options = {"BLOCK": next_power_of_2(tiles), "num_warps": 4} | launch_options(best)
-    _write_kernel[(T,)](out_T, best, ids, out_T.stride(0), tiles, T, **options)
+    _write_kernel[(T,)](out_T, best, ids, out_T.stride(0), tiles, best.stride(0), **options)
+
+
+def join_tiles(maxima: TileMaxima, cut: CutIds | None, ids_each: int) -> TileMaxima:
+    """Collect the maxima of all ranks' tiles of so many ids, as one GPU has them."""
+    if cut is None:
+        return maxima
+    best, ids, sums = maxima
+    parts = [best, ids.view(torch.float32), *([] if sums is None else [sums])]
+    best, ids, *more = cut.joined(torch.stack(parts), 1, ids_each)
+    return TileMaxima(best, ids.view(torch.int32), *more)
+
+
+def head_tiles(x_TD: Tensor, weight_VD: Tensor, cut: CutIds | None) -> Tiles:
+    """Choose the tiles of the whole head, on any rank."""
+    if cut is None:
+        return tiles_for("whole", x_TD, weight_VD)
+    T, D = x_TD.shape
+    gpu, has_wgmma = gpu_name(x_TD.device), is_hopper(x_TD.device)
+    return choose_tiles("whole", row_class(T), cut.vocab_size, D, x_TD.dtype, gpu, has_wgmma)
 
 
 def launch_tile_maxima(
@@ -80,16 +116,18 @@ def launch_tile_maxima(
     has_sums: bool = False,
     tiles: Tiles | None = None,
     factor: float = 1.0,
+    cut: CutIds | None = None,
 ) -> TileMaxima:
     """tiles: None: the fastest that are known, as everywhere but in tuning"""
     other = backend.get().tile_maxima
     if other is not None:
         assert not has_sums, "another's product of the head leaves no sums"
+        assert cut is None, "another's product of the head knows no ranks"
         best, ids = other(x_TD, weight_VD)
         return TileMaxima(best * factor, ids)
     T, D = x_TD.shape
     V = len(weight_VD)
-    tiles = tiles or tiles_for("whole", x_TD, weight_VD)
+    tiles = tiles or head_tiles(x_TD, weight_VD, cut)
     n_tiles = -(-V // tiles.block_n)
     best = torch.empty(n_tiles, T, dtype=torch.float32, device=x_TD.device)
     ids = torch.empty(n_tiles, T, dtype=torch.int32, device=x_TD.device)
@@ -102,7 +140,10 @@ def launch_tile_maxima(
     flags = {"HAS_MASK": mask is not None, "HAS_SUMS": has_sums, "STOP_IDS": num_ids}
     options = tile_options(x_TD, tiles)
     _tile_maxima_kernel[(num_tiles(V, T, tiles),)](
-        best, ids, sums, *descs, *masks, num_states, T, V, D, FACTOR=factor, **flags, **options
+        *(best, ids, sums, *descs, *masks, num_states, T, V, D, first_id(cut)),
+        FACTOR=factor,
+        **flags,
+        **options,
     )
     return TileMaxima(best, ids, sums if has_sums else None)
 
@@ -123,6 +164,7 @@ def _tile_maxima_kernel(
     T,
     V,
     D,
+    first,  # id of the first row of w
     HAS_MASK: tl.constexpr,
     HAS_SUMS: tl.constexpr,
     STOP_IDS: tl.constexpr,
@@ -141,15 +183,13 @@ def _tile_maxima_kernel(
             return
     outs = (best_ptr, ids_ptr, sums_ptr)
     mask = (positions_ptr, states_ptr, min_positions_ptr, stop_ids_ptr, R) if HAS_MASK else None
+    blocks = tl.cdiv(D, w_desc.block_shape[1])
+    descs = (x_desc, tail_desc, w_desc)
+    logits, rest = sums_of(descs, tile * BLOCK_N, m0, 0, blocks, TAIL, 1)
+    let_the_next_start(PDL)
     if TAIL > 0:
-        descs = (x_desc, tail_desc, w_desc)
-        logits, rest = split_sum_and_tail(descs, tile * BLOCK_N, m0, 0, D, 1)
-        let_the_next_start(PDL)
-        _reduce(outs, rest, tile, m0 + BLOCK_M, (T, V), mask, HAS_SUMS, STOP_IDS, FACTOR)
-    else:
-        logits = split_sum(x_desc, w_desc, tile * BLOCK_N, m0, 0, D, 1)
-        let_the_next_start(PDL)
-    _reduce(outs, logits, tile, m0, (T, V), mask, HAS_SUMS, STOP_IDS, FACTOR)
+        _reduce(outs, rest, tile, m0 + BLOCK_M, (T, V, first), mask, HAS_SUMS, STOP_IDS, FACTOR)
+    _reduce(outs, logits, tile, m0, (T, V, first), mask, HAS_SUMS, STOP_IDS, FACTOR)
 
 
 @jit
@@ -168,10 +208,10 @@ def _reduce(
     if FACTOR != 1.0:
         logits = logits * FACTOR
     best_ptr, ids_ptr, sums_ptr = outs
-    T, V = sizes
-    n = tile * logits.shape[0] + tl.arange(0, logits.shape[0])
+    T, V, first = sizes
+    n = first + tile * logits.shape[0] + tl.arange(0, logits.shape[0])
     m = m0 + tl.arange(0, logits.shape[1])
-    logits = tl.where((n < V)[:, None], logits, float("-inf"))
+    logits = tl.where((n < first + V)[:, None], logits, float("-inf"))
     if mask is not None:
         positions_ptr, states_ptr, min_positions_ptr, stop_ids_ptr, R = mask
         idx = tl.load(states_ptr + m, mask=m < T, other=-1)
@@ -243,31 +283,42 @@ def id_or_marker(top, best, ids):
 
 
 def best_token_ref(
-    x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = None, factor: float = 1.0
+    x_TD: Tensor,
+    weight_VD: Tensor,
+    mask: StopMask | None = None,
+    factor: float = 1.0,
+    cut: CutIds | None = None,
 ) -> Tensor:
     logits_TV = linear_ref(x_TD, weight_VD, None, torch.float32)
     if factor != 1.0:
         logits_TV *= factor
     if mask is not None:
-        stop_TP = mask.stop_ids[mask.states]
+        stop_TP, is_here_TP = columns_of(mask.stop_ids[mask.states], logits_TV, cut)
         is_early_T1 = (mask.positions + 1 < mask.min_positions[mask.states])[:, None]
-        kept_TP = logits_TV.gather(1, stop_TP)
-        logits_TV.scatter_(1, stop_TP, torch.where(is_early_T1, -torch.inf, kept_TP))
-    return id_or_marker_ref(logits_TV)
+        kept_TP = logits_TV.gather(1, stop_TP).nan_to_num(torch.inf, torch.inf, -torch.inf)
+        left_TP = torch.where(is_early_T1 & is_here_TP, -torch.inf, kept_TP)
+        # ids of other ranks share a column with one that may be out
+        logits_TV.scatter_reduce_(1, stop_TP, left_TP, "amin", include_self=False)
+    return id_or_marker_ref(logits_TV, cut)
 
 
-def id_or_marker_ref(scores_TV: Tensor) -> Tensor:
-    """Find the lowest column of the greatest score of each row, or a marker."""
+def id_or_marker_ref(scores_TV: Tensor, cut: CutIds | None = None) -> Tensor:
+    """Find the lowest id of the greatest score of each row, or a marker."""
     counted_TV = torch.where(scores_TV.isnan(), torch.inf, scores_TV)
     id_T = counted_TV.argmax(dim=-1)
     best_T = counted_TV.gather(1, id_T[:, None])[:, 0]
+    if cut is not None:  # a float64 holds either
+        pair_2T = torch.stack([best_T.double(), (id_T + cut.first).double()])
+        best_nT, id_nT = cut.exchange.gather(pair_2T).unbind(1)
+        rank_1T = best_nT.argmax(dim=0, keepdim=True)  # the first of equals
+        best_T, id_T = best_nT.gather(0, rank_1T)[0], id_nT.gather(0, rank_1T)[0].long()
     id_T = torch.where(best_T == -torch.inf, NO_TOKEN, id_T)
     return torch.where(best_T == torch.inf, NOT_FINITE, id_T)
 
 
-def confidence_ref(scores_TV: Tensor, scale_T: Tensor) -> Tensor:
+def confidence_ref(scores_TV: Tensor, scale_T: Tensor, cut: CutIds | None = None) -> Tensor:
     """Compute the share of each row's greatest exp(scale x score), 0 for a row without a choice."""
-    top_T = scores_TV.amax(dim=-1)
-    powers_TV = (scale_T[:, None] * (scores_TV - top_T[:, None])).exp()
-    share_T = 1 / powers_TV.sum(dim=-1)
+    top_T = greatest_over_ids(scores_TV, cut)[:, 0]
+    powers_TV = powers_of(scale_T[:, None] * (scores_TV - top_T[:, None]))
+    share_T = 1 / sum_over_ids(powers_TV, cut)[:, 0]
     return torch.where(top_T.isfinite() & (share_T <= 1), share_T, 0)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.best_token import TileMaxima, id_or_marker_ref, launch_write
+from specdec.kernels.cut_ids import CutIds, first_id, tile_columns_of
 from specdec.kernels.gumbel import (
     gumbel_estimate,
     gumbel_noise,
@@ -25,8 +26,6 @@ from specdec.kernels.gumbel import (
     philox,
 )
 from specdec.kernels.overlap import begin
-
-FEW_ROWS = 16  # up to these, small tiles fill the GPU
 
 
 class NoiseKeys(NamedTuple):
@@ -37,7 +36,7 @@ class NoiseKeys(NamedTuple):
     positions: Tensor  # [T] of the drawn tokens
     epochs: Tensor  # [T] the last word of the counter
     stream: int
-    token_ids: Tensor | None = None  # [W] target ids of the columns, None: their numbers
+    token_ids: Tensor | None = None  # [W] target ids of the whole vocabulary, None: their numbers
 
     def rows(self, first: int, end: int) -> "NoiseKeys":
         return self._rows(slice(first, end))
@@ -51,24 +50,35 @@ class NoiseKeys(NamedTuple):
         return NoiseKeys(temperatures, seeds, positions, epochs, self.stream, self.token_ids)
 
 
-def choose_token(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys, out_T: Tensor) -> None:
-    """Write the chosen column of every row to out_T (int64, may be strided).
+def choose_token(
+    logits_TV: Tensor,
+    floor_T: Tensor,
+    noise_keys: NoiseKeys,
+    out_T: Tensor,
+    cut: CutIds | None = None,
+) -> None:
+    """Write the chosen id of every row to out_T (int64, may be strided).
 
     floor_T: least logit / temperature
+    cut: the ids of the columns, where others have the rest
     """
     if use_triton(logits_TV):
-        choices = launch_choices(logits_TV, floor_T, noise_keys)
-        launch_write(choices.best, choices.ids, out_T)
+        choices = launch_choices(logits_TV, floor_T, noise_keys, cut=cut)
+        launch_write(choices.best, choices.ids, out_T, cut)
     else:
-        out_T.copy_(choose_token_ref(logits_TV, floor_T, noise_keys))
+        out_T.copy_(choose_token_ref(logits_TV, floor_T, noise_keys, cut))
 
 
 def launch_choices(
-    logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys, has_sums: bool = False
+    logits_TV: Tensor,
+    floor_T: Tensor,
+    noise_keys: NoiseKeys,
+    has_sums: bool = False,
+    cut: CutIds | None = None,
 ) -> TileMaxima:
     """Find the best of each tile of columns."""
     T, V = logits_TV.shape
-    block = 1024 if T <= FEW_ROWS else 2048
+    block = tile_columns_of(logits_TV, cut)
     tiles = -(-V // block)
     best = torch.empty(tiles, T, dtype=torch.float32, device=logits_TV.device)
     ids = torch.empty(tiles, T, dtype=torch.int32, device=logits_TV.device)
@@ -78,7 +88,8 @@ def launch_choices(
     flags |= {"HAS_SUMS": has_sums, "BLOCK": block, "IS_GPU": logits_TV.is_cuda}
     options = {"num_warps": 4, "enable_fp_fusion": False} | launch_options(logits_TV)
     tensors = (best, ids, sums, logits_TV, floor_T, *noise_keys[:4], token_ids)
-    _choose_kernel[(tiles, T)](*tensors, logits_TV.stride(0), T, V, **flags, **options)
+    sizes = logits_TV.stride(0), T, V, first_id(cut)
+    _choose_kernel[(tiles, T)](*tensors, *sizes, **flags, **options)
     return TileMaxima(best, ids, sums if has_sums else None)
 
 
@@ -93,10 +104,11 @@ def _choose_kernel(
     seeds_ptr,  # [T, 2]
     positions_ptr,  # [T]
     epochs_ptr,  # [T]
-    token_ids_ptr,  # [V]
+    token_ids_ptr,  # [W]
     stride_logits,
     T,
     V,
+    first,  # id of the first column
     STREAM: tl.constexpr,
     HAS_IDS: tl.constexpr,
     HAS_SUMS: tl.constexpr,
@@ -109,12 +121,13 @@ def _choose_kernel(
     t = tl.program_id(1)
     temperature = tl.load(temperature_ptr + t)
     floor = tl.load(floor_ptr + t)
-    column = tile * BLOCK + tl.arange(0, BLOCK)
-    inside = column < V
-    row_ptr = logits_ptr + t.to(tl.int64) * stride_logits
+    start = first + tile * BLOCK
+    column = start + tl.arange(0, BLOCK)
+    inside = column < first + V
+    row_ptr = logits_ptr + t.to(tl.int64) * stride_logits - first
     x = tl.load(row_ptr + column, mask=inside, other=float("-inf"))
     top = tl.max(tl.where(x == x, x, float("inf")), axis=0)
-    id = tile * BLOCK
+    id = start
     total = 0.0
     if (temperature > 0.0) & (tl.abs(top) < float("inf")):
         scaled = x
@@ -125,7 +138,7 @@ def _choose_kernel(
             top = tl.max(scaled, axis=0)
         if top > float("-inf"):
             keys = (seeds_ptr, positions_ptr, epochs_ptr, token_ids_ptr)
-            r = _draws(keys, tile, t, column, inside, STREAM, HAS_IDS)
+            r = _draws(keys, start, t, column, inside, STREAM, HAS_IDS)
             guess = scaled + gumbel_estimate(r, IS_GPU)
             most = tl.max(guess, axis=0)
             if HAS_SUMS:
@@ -152,8 +165,8 @@ def _choose_kernel(
 
 
 @jit
-def _draws(keys, tile, t, column, inside, STREAM: tl.constexpr, HAS_IDS: tl.constexpr):
-    """Draw 32 random bits for each column's token."""
+def _draws(keys, start, t, column, inside, STREAM: tl.constexpr, HAS_IDS: tl.constexpr):
+    """Draw 32 random bits for each column's token. start: the first column, a multiple of 4."""
     seeds_ptr, positions_ptr, epochs_ptr, token_ids_ptr = keys
     BLOCK: tl.constexpr = column.shape[0]
     WORDS: tl.constexpr = BLOCK if HAS_IDS else BLOCK // 4
@@ -169,19 +182,23 @@ def _draws(keys, tile, t, column, inside, STREAM: tl.constexpr, HAS_IDS: tl.cons
         r = tl.where(lane == 0, r0, tl.where(lane == 1, r1, tl.where(lane == 2, r2, r3)))
     else:
         # four neighbours share a block of Philox
-        block = (tile * WORDS + tl.arange(0, WORDS)).to(tl.uint32)
+        block = (start // 4 + tl.arange(0, WORDS)).to(tl.uint32)
         r0, r1, r2, r3 = philox(k0, k1, block, b, zero + STREAM, d)
         r = tl.reshape(tl.join(tl.join(r0, r2), tl.join(r1, r3)), (BLOCK,))
     return r
 
 
-def choose_token_ref(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys) -> Tensor:
-    return id_or_marker_ref(noisy_ref(logits_TV, floor_T, noise_keys))
+def choose_token_ref(
+    logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys, cut: CutIds | None = None
+) -> Tensor:
+    return id_or_marker_ref(noisy_ref(logits_TV, floor_T, noise_keys, cut), cut)
 
 
-def noisy_ref(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys) -> Tensor:
+def noisy_ref(
+    logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys, cut: CutIds | None = None
+) -> Tensor:
     """Compute the scores [T, V], -inf below the floor."""
-    noise_TV = noise_ref(noise_keys, logits_TV.shape[1])
+    noise_TV = noise_ref(noise_keys, logits_TV.shape[1], first_id(cut))
     is_greedy_T1 = (noise_keys.temperatures == 0)[:, None]
     divisor_T1 = torch.where(is_greedy_T1, 1, noise_keys.temperatures[:, None])
     scaled_TV = logits_TV / divisor_T1
@@ -190,10 +207,11 @@ def noisy_ref(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys) -> Tens
     return torch.where(is_out_TV, -torch.inf, noisy_TV)
 
 
-def noise_ref(noise_keys: NoiseKeys, num_columns: int) -> Tensor:
-    """Compute the noise [T, V] of the columns' tokens, of greedy rows too."""
+def noise_ref(noise_keys: NoiseKeys, num_columns: int, first: int = 0) -> Tensor:
+    """Compute the noise [T, V] of the columns' tokens from `first` on, of greedy rows too."""
     where = (noise_keys.seeds, noise_keys.positions)
     which = (noise_keys.stream, noise_keys.epochs)
     if noise_keys.token_ids is None:
-        return gumbel_of_all_ref(*where, num_columns, *which)
-    return gumbel_ref(*where, noise_keys.token_ids[None], *which)
+        return gumbel_of_all_ref(*where, num_columns, *which, first)
+    token_ids = noise_keys.token_ids[first : first + num_columns]
+    return gumbel_ref(*where, token_ids[None], *which)

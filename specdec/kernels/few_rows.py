@@ -23,8 +23,9 @@ from specdec.kernels import (
 from specdec.kernels.needed import need
 from specdec.kernels.persistent.launch import describe
 from specdec.kernels.persistent.results import bias_beside, gated
+from specdec.kernels.sum_order import add_now, split_blocks
 from specdec.kernels.tile_shapes import SHARED_MEMORY
-from specdec.kernels.tiles import Tiles, num_tiles, place_of, rows_to_read, split_blocks
+from specdec.kernels.tiles import Tiles, num_tiles, place_of, rows_to_read
 from specdec.kernels.warp_roles import make_barriers, make_ring
 
 ROWS = 16, 32, 64  # of a tile
@@ -48,7 +49,7 @@ def has_few_rows(x_TK: Tensor, tiles: Tiles, is_gated: bool = False) -> bool:
         and tiles.block_k >= LEAST_BLOCK_K
         and tiles.block_k * tiles.num_stages >= LEAST_RING
         and tiles.num_warps == 4
-        and rows_of_w * tiles.block_m <= MOST_SUMS * 128
+        and rows_of_w * tiles.block_m * tiles.walked.bit_length() <= MOST_SUMS * 128
         and _shared_bytes(tiles, is_gated) <= SHARED_MEMORY
         and need()["needed_ptr"] is None
     )
@@ -70,7 +71,7 @@ def launch_few_rows(
     first: int = 0,
     is_gated: bool = False,
 ) -> None:
-    """Write [T, N], or with splits their sums [splits, T, N].
+    """Write [T, N], or the parts [parts, T, N].
 
     is_gated: gate rows of W before up rows. first: columns before it are left out.
     No launch since the last synchronisation may write the weight.
@@ -83,8 +84,9 @@ def launch_few_rows(
     w_descs = (describe(half, tiles.block_n, tiles.block_k) for half in halves)
     bias = weight_NK if bias_N is None else bias_N
     most = num_multiprocessors(x_TK.device) * (SHARED_MEMORY // _shared_bytes(tiles, is_gated))
-    grid = (min(num_tiles(N - first, T, tiles), max(most // tiles.splits, 1)), tiles.splits)
-    flags = {"IS_GATED": is_gated, "HAS_BIAS": bias_N is not None, "SPLITS": tiles.splits}
+    grid = (min(num_tiles(N - first, T, tiles), max(most // tiles.parts, 1)), tiles.parts)
+    flags: dict[str, int] = {"IS_GATED": is_gated, "HAS_BIAS": bias_N is not None}
+    flags |= {"SPLITS": tiles.splits, "WALKED": tiles.walked}
     options = {"num_warps": 4, "maxnreg": REGISTERS, "launch_pdl": True}
     few_rows_kernel[grid](
         out, x_desc, *w_descs, bias, T, N, K, first, **flags, STAGES=tiles.num_stages, **options
@@ -93,7 +95,7 @@ def launch_few_rows(
 
 @gluon_jit(varying=("T",))
 def few_rows_kernel(
-    out_ptr,  # [T, N], or [SPLITS, T, N]
+    out_ptr,  # [T, N], or [parts, T, N]
     x_desc,  # [T, K] in tiles [BLOCK_M, BLOCK_K]
     w_desc,  # [N, K] in tiles [BLOCK_N, BLOCK_K]
     up_desc,  # the same
@@ -105,6 +107,7 @@ def few_rows_kernel(
     IS_GATED: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     SPLITS: gl.constexpr,
+    WALKED: gl.constexpr,  # of the splits, by a program
     STAGES: gl.constexpr,
 ):
     BLOCK_N: gl.constexpr = w_desc.block_type.shape[0]
@@ -116,10 +119,12 @@ def few_rows_kernel(
     ready, empty = make_barriers(STAGES, 1)
     hopper.fence_async_shared()
     ring = (w_ring, up_ring, x_ring, ready, empty)
+    outs = (out_ptr, bias_ptr)
+    sizes = (T, N, split_blocks(K, w_desc.block_type.shape[1], SPLITS))
     gl.warp_specialize(
         [
-            (_multiply, ((out_ptr, bias_ptr), ring, where, (T, N, K), IS_GATED, HAS_BIAS, SPLITS)),
-            (_copy, (x_desc, w_desc, up_desc, ring, where, K, IS_GATED, SPLITS)),
+            (_multiply, (outs, ring, where, sizes, IS_GATED, HAS_BIAS, WALKED)),
+            (_copy, (x_desc, w_desc, up_desc, ring, where, sizes, IS_GATED, WALKED)),
         ],
         worker_num_warps=[1],
         worker_num_regs=[40],
@@ -129,7 +134,7 @@ def few_rows_kernel(
 @gluon_jit
 def _place(i, blocks, where, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr):
     """Find first column and row of the tile to which the program's i-th block of K belongs."""
-    _split, first, n_tiles, m_tiles = where
+    _part, first, n_tiles, m_tiles = where
     n_tile, m_tile = place_of(gl.program_id(0) + i // blocks * gl.num_programs(0), n_tiles, m_tiles)
     return first + n_tile * BLOCK_N, m_tile * BLOCK_M
 
@@ -141,13 +146,15 @@ def _count(where):
 
 
 @gluon_jit
-def _copy(x_desc, w_desc, up_desc, ring, where, K, IS_GATED: gl.constexpr, SPLITS: gl.constexpr):
+def _copy(
+    x_desc, w_desc, up_desc, ring, where, sizes, IS_GATED: gl.constexpr, WALKED: gl.constexpr
+):
     """Fill the ring, in one warp, weights first."""
     STAGES: gl.constexpr = ring[0].shape[0]
     BLOCK_N: gl.constexpr = ring[0].shape[1]
     BLOCK_K: gl.constexpr = ring[0].shape[2]
     BLOCK_M: gl.constexpr = ring[2].shape[1]
-    blocks = split_blocks(K, BLOCK_K, SPLITS)
+    blocks = sizes[2] * WALKED
     start = where[0] * blocks * BLOCK_K
     ahead = gl.minimum(blocks, STAGES)
     n0, m0 = _place(0, blocks, where, BLOCK_N, BLOCK_M)
@@ -184,39 +191,17 @@ def _copy_x(x_desc, ring, m0, k, at):
 
 @gluon_jit
 def _multiply(
-    outs, ring, where, sizes, IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr, SPLITS: gl.constexpr
+    outs, ring, where, sizes, IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr, WALKED: gl.constexpr
 ):
     """Sum the tiles, in four warps, and write them. They have x, so all before it has ended."""
     out_ptr, bias_ptr = outs
-    T, N, K = sizes
-    STAGES: gl.constexpr = ring[0].shape[0]
+    T, N, blocks = sizes
     BLOCK_N: gl.constexpr = ring[0].shape[1]
-    w_ring, up_ring, x_ring, ready, empty = ring
-    BLOCK_M: gl.constexpr = x_ring.shape[1]
-    split = where[0]
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
-    blocks = split_blocks(K, w_ring.shape[2], SPLITS)
+    BLOCK_M: gl.constexpr = ring[2].shape[1]
     for tile in range(_count(where)):
-        n0, m0 = _place(tile * blocks, blocks, where, BLOCK_N, BLOCK_M)
-        acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, LAYOUT)
-        up = acc
-        for j in range(blocks):
-            i = tile * blocks + j
-            at = i % STAGES
-            hopper.mbarrier.wait(ready.index(at), (i // STAGES) & 1)
-            x = x_ring.index(at).permute((1, 0))
-            acc = hopper.warpgroup_mma(w_ring.index(at), x, acc, use_acc=j > 0, is_async=True)
-            if IS_GATED:
-                up = hopper.warpgroup_mma(up_ring.index(at), x, up, use_acc=j > 0, is_async=True)
-                acc, up = hopper.warpgroup_mma_wait(2, [acc, up])
-            else:
-                acc = hopper.warpgroup_mma_wait(1, [acc])
-            hopper.mbarrier.arrive(empty.index((i + STAGES - 1) % STAGES), pred=j > 0)
-        if IS_GATED:
-            acc, up = hopper.warpgroup_mma_wait(0, [acc, up])
-        else:
-            acc = hopper.warpgroup_mma_wait(0, [acc])
-        hopper.mbarrier.arrive(empty.index((tile * blocks + blocks - 1) % STAGES))
+        first = tile * blocks * WALKED
+        n0, m0 = _place(first, blocks * WALKED, where, BLOCK_N, BLOCK_M)
+        acc, up = _sums(ring, first, blocks, IS_GATED, WALKED)
         if HAS_BIAS:
             acc += bias_beside(bias_ptr, n0, N, acc)
             if IS_GATED:
@@ -227,10 +212,52 @@ def _multiply(
         OUT: gl.constexpr = _rows_together(BLOCK_N, dtype.primitive_bitwidth)
         n = n0 + gl.arange(0, BLOCK_N, gl.SliceLayout(1, OUT))
         m = m0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, OUT))
-        out = out_ptr + split.to(gl.int64) * T * N + m.to(gl.int64)[None, :] * N + n[:, None]
+        out = out_ptr + where[0].to(gl.int64) * T * N + m.to(gl.int64)[None, :] * N + n[:, None]
         inside = (n < N)[:, None] & (m < T)[None, :]
         y = gl.convert_layout(acc.to(dtype), OUT)
         gl.store(out, y, mask=inside, eviction_policy="evict_last")  # as store_kept of kept.py
+
+
+@gluon_jit
+def _sums(ring, first, blocks, IS_GATED: gl.constexpr, COUNT: gl.constexpr):
+    """Sum some splits of a tile as sum_order.py does. first: block; blocks: of a split."""
+    if COUNT == 1:
+        return _split_sums(ring, first, blocks, IS_GATED)
+    else:
+        HALF: gl.constexpr = COUNT // 2
+        low, _up = _sums(ring, first, blocks, IS_GATED, HALF)
+        high, _up = _sums(ring, first + HALF * blocks, blocks, IS_GATED, HALF)
+        total = add_now(low, high)
+        return total, total
+
+
+@gluon_jit
+def _split_sums(ring, first, blocks, IS_GATED: gl.constexpr):
+    w_ring, up_ring, x_ring, ready, empty = ring
+    STAGES: gl.constexpr = w_ring.shape[0]
+    BLOCK_N: gl.constexpr = w_ring.shape[1]
+    BLOCK_M: gl.constexpr = x_ring.shape[1]
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, LAYOUT)
+    up = acc
+    for j in range(blocks):
+        i = first + j
+        at = i % STAGES
+        hopper.mbarrier.wait(ready.index(at), (i // STAGES) & 1)
+        x = x_ring.index(at).permute((1, 0))
+        acc = hopper.warpgroup_mma(w_ring.index(at), x, acc, use_acc=j > 0, is_async=True)
+        if IS_GATED:
+            up = hopper.warpgroup_mma(up_ring.index(at), x, up, use_acc=j > 0, is_async=True)
+            acc, up = hopper.warpgroup_mma_wait(2, [acc, up])
+        else:
+            acc = hopper.warpgroup_mma_wait(1, [acc])
+        hopper.mbarrier.arrive(empty.index((i + STAGES - 1) % STAGES), pred=j > 0)
+    if IS_GATED:
+        acc, up = hopper.warpgroup_mma_wait(0, [acc, up])
+    else:
+        acc = hopper.warpgroup_mma_wait(0, [acc])
+    hopper.mbarrier.arrive(empty.index((first + blocks - 1) % STAGES))
+    return acc, up
 
 
 @constexpr_function

@@ -54,10 +54,19 @@ def gumbel_ref(
 
 
 def gumbel_of_all_ref(
-    seeds_X2: Tensor, positions_X: Tensor, num_tokens: int, stream: int, epochs_X: Tensor
+    seeds_X2: Tensor,
+    positions_X: Tensor,
+    num_tokens: int,
+    stream: int,
+    epochs_X: Tensor,
+    first: int = 0,
 ) -> Tensor:
-    """Compute the noise [X, N] of tokens 0..N - 1; four of them share a block of Philox."""
-    blocks_1N = torch.arange(-(-num_tokens // 4), device=seeds_X2.device)[None]
+    """Compute the noise [X, N] of N tokens from `first` on; four of them share a block of Philox.
+
+    first: a multiple of 4
+    """
+    assert first % 4 == 0, first
+    blocks_1N = torch.arange(-(-num_tokens // 4), device=seeds_X2.device)[None] + first // 4
     words = _words(seeds_X2, positions_X, blocks_1N, stream, epochs_X)
     return noise_of_bits_ref(torch.stack(words, dim=-1).flatten(1)[:, :num_tokens])
 

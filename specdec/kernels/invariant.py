@@ -37,8 +37,11 @@ def tree_sum(x: Tensor) -> Tensor:
     return x
 
 
-def blocked_product(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
-    """Multiply x by weight transposed in float32, in blocks of 8 rows. Returns [T, N] float32."""
+def blocked_product(x_TK: Tensor, weight_NK: Tensor, splits: int = 1) -> Tensor:
+    """Multiply x by weight transposed in float32, in blocks of 8 rows. Returns [T, N] float32.
+
+    splits: of K, which divide it, each multiplied apart; neighbours are added first
+    """
     T, K = x_TK.shape
     N = weight_NK.shape[0]
     x = x_TK.float()
@@ -47,6 +50,13 @@ def blocked_product(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
     weight = weight_NK.float()
     if K % ALIGN or N % ALIGN:
         weight = F.pad(weight, (0, -K % ALIGN, 0, -N % ALIGN))
-    blocks = x.view(-1, ROWS, x.shape[1])
-    out = torch.bmm(blocks, weight.t().expand(len(blocks), -1, -1))
+    out = _sum_of_splits(x.view(-1, ROWS, x.shape[1]), weight.t(), splits)
     return out.view(-1, weight.shape[0])[:T, :N]
+
+
+def _sum_of_splits(blocks_BRK: Tensor, weight_KN: Tensor, splits: int) -> Tensor:
+    if splits == 1:
+        return torch.bmm(blocks_BRK, weight_KN.expand(len(blocks_BRK), -1, -1))
+    half = blocks_BRK.shape[2] // 2
+    low = _sum_of_splits(blocks_BRK[..., :half], weight_KN[:half], splits // 2)
+    return low.add_(_sum_of_splits(blocks_BRK[..., half:], weight_KN[half:], splits // 2))

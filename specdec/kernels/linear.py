@@ -1,12 +1,14 @@
 """y = x W^T, with one order of the reduction over K for every number of rows.
 
-A row's result depends on the row and the weight only. K is cut into splits by (N, K, dtype, GPU);
-inside a split the tensor cores add 16 of K after another to one float32 accumulator, whatever the
-tile, and the splits are added in order. W is on the wide side of the tensor cores' product for
-every M, so that a row is always a column of the same instruction.
+A row's result depends on the row and the weight only. K is cut into splits by the weight's shape,
+and their sums are added as a tree (sum_order.py); inside a split the tensor cores add 16 of K after
+another to one float32 accumulator, whatever the tile. W is on the wide side of the tensor cores'
+product for every M, so that a row is always a column of the same instruction.
 
-`linear` gives the finished product; `split_linear` leaves the splits to its reader, which adds them
-as it loads (add_rms_norm, rotate_and_store), so that no pass of its own adds them.
+`linear` gives the finished product of one split; `split_linear` leaves parts, of some splits each,
+to its reader, which adds them as it loads (add_rms_norm, rotate_and_store), so that no pass of its
+own adds them. Its weight may be a part of another on several GPUs: some rows, or neighbouring
+columns, whose sum is one part of more.
 Tried and slower: weights in fp8, converted in registers, for which Triton 3.6 stalls tensor cores.
 """
 
@@ -24,44 +26,49 @@ from specdec.kernels.needed import need
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.persistent.launch import launch_persistent
-from specdec.kernels.tile_shapes import MANY_ROWS, PARALLEL_ROWS, row_pieces
+from specdec.kernels.sum_order import Whole, add_now, add_parts, split_blocks, splits_of_part
+from specdec.kernels.tile_shapes import PARALLEL_ROWS, row_pieces
 from specdec.kernels.tiles import (
     Tiles,
     num_tiles,
     place_of,
     rows_to_read,
-    split_blocks,
     tiles_for,
     tiles_for_columns,
 )
 
 
 class Sums(NamedTuple):
-    """An unfinished product: the reader adds splits in order, then the bias, and rounds once.
+    """An unfinished product: the reader adds parts as a tree, then the bias, and rounds once.
 
-    Of one split and without a bias nothing is left to add, and it is rounded already. Parts of
-    experts have a weight in each row; they have no bias, and a part of weight 0 may be anything.
+    Of one part and without a bias nothing is left to add, and it is rounded already. Parts of
+    experts have a weight in each row, and are added in order; they have no bias, and a part of
+    weight 0 may be anything. Where several GPUs have experts, a row's parts are at places among
+    those of all GPUs.
     """
 
-    parts_STN: Tensor  # [splits, T, N] float32, or rounded: [1, T, N], and all parts of experts
+    parts_STN: Tensor  # [parts, T, N] float32, or rounded: [1, T, N], and all parts of experts
     bias_N: Tensor | None
-    weights_TS: Tensor | None = None  # [T, splits] float32
+    weights_TS: Tensor | None = None  # [T, parts] float32
     factor: float = 1.0  # norms.py adds the rounded product times this to the stream
+    places_TS: Tensor | None = None  # [T, slots] int32: where the part of each weight is; None: s
 
     def finish(self, dtype: torch.dtype) -> Tensor:
-        """Add the splits and the bias, and round, as every reader does."""
+        """Add the parts and the bias, and round, as every reader does."""
         if self.weights_TS is not None:
             return self._weighted().to(dtype)
-        total_TN = self.parts_STN[0]
-        for part_TN in self.parts_STN[1:]:
-            total_TN = total_TN + part_TN
+        total_TN = add_parts(self.parts_STN)
         return (total_TN if self.bias_N is None else total_TN + self.bias_N.float()).to(dtype)
 
     def _weighted(self) -> Tensor:
         assert self.weights_TS is not None
         assert self.bias_N is None
-        total_TN = self.parts_STN.new_zeros(self.parts_STN.shape[1:], dtype=torch.float32)
-        for part_TN, weight_T in zip(self.parts_STN, self.weights_TS.unbind(1), strict=True):
+        parts_STN = self.parts_STN
+        if self.places_TS is not None:
+            rows_T = torch.arange(parts_STN.shape[1], device=parts_STN.device)
+            parts_STN = parts_STN[self.places_TS.t().long(), rows_T]
+        total_TN = parts_STN.new_zeros(parts_STN.shape[1:], dtype=torch.float32)
+        for part_TN, weight_T in zip(parts_STN, self.weights_TS.unbind(1), strict=True):
             weight_T1 = weight_T[:, None]
             total_TN = total_TN + weight_T1 * part_TN.float().where(weight_T1 != 0, 0.0)
         return total_TN
@@ -85,36 +92,52 @@ def linear(
 
 
 def split_linear(
-    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, first: int = 0
+    x_TK: Tensor,
+    weight_NK: Tensor,
+    bias_N: Tensor | None = None,
+    first: int = 0,
+    whole: Whole | None = None,
 ) -> Sums:
-    """Multiply to float32 split sums, or to x's dtype where one sum is all.
+    """Multiply to float32 parts [parts, T, N], or to x's dtype where one sum is all.
 
     No launch since the last synchronisation may write the weight.
     first: columns before it may hold anything; their weights are not read
+    whole: the shape of the weight of which this one has some rows, whose columns of the result have
+           the bits of all; or neighbouring columns, whose sum [1, T, N] is a part of float32 that a
+           reader adds to the others in their order. None: the weight is whole
     """
-    dtype = torch.float32 if bias_N is not None else x_TK.dtype
-    return Sums(_split_sums(x_TK, weight_NK, dtype, first), bias_N)
+    is_finished = bias_N is None and (whole is None or whole[1] == weight_NK.shape[1])
+    dtype = x_TK.dtype if is_finished else torch.float32
+    return Sums(_split_sums(x_TK, weight_NK, dtype, first, whole), bias_N)
 
 
-def _empty_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype, first: int) -> Tensor:
-    parts = num_parts(x_TK, weight_NK)
+def _empty_sums(
+    x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype, first: int, whole: Whole | None = None
+) -> Tensor:
+    parts = num_parts(x_TK, weight_NK, whole)
     return x_TK.new_empty(
         parts, x_TK.shape[0], weight_NK.shape[0], dtype=dtype if parts == 1 else torch.float32
     )
 
 
 @opaque(_empty_sums)
-def _split_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype, first: int) -> Tensor:
-    launch = backend.get().split_linear or launch_split_linear
-    return pick(x_TK, launch, split_linear_ref)(x_TK, weight_NK, dtype, first)
+def _split_sums(
+    x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype, first: int, whole: Whole | None = None
+) -> Tensor:
+    if not use_triton(x_TK):
+        return split_linear_ref(x_TK, weight_NK, dtype, first, whole)
+    other = backend.get().split_linear
+    if other is not None:
+        return other(x_TK, weight_NK, dtype, first)
+    return launch_split_linear(x_TK, weight_NK, dtype, first, whole=whole)
 
 
-def num_parts(x_TK: Tensor, weight_NK: Tensor) -> int:
-    """Count the sums that `split_linear` leaves; compares a symbolic number of rows only once."""
+def num_parts(x_TK: Tensor, weight_NK: Tensor, whole: Whole | None = None) -> int:
+    """Count the parts that `split_linear` leaves; compares a symbolic number of rows only once."""
     if not use_triton(x_TK):
         return 1
-    splits = tiles_for("split", x_TK, weight_NK, MANY_ROWS).splits
-    return 1 if splits == 1 or x_TK.shape[0] > PARALLEL_ROWS else splits
+    parts = tiles_for("split", x_TK, weight_NK, PARALLEL_ROWS, whole).parts
+    return 1 if parts == 1 or x_TK.shape[0] > PARALLEL_ROWS else parts
 
 
 def launch_linear(
@@ -136,15 +159,15 @@ def launch_split_linear(
     dtype: torch.dtype = torch.float32,
     first: int = 0,
     tiles: Tiles | None = None,
+    whole: Whole | None = None,
 ) -> Tensor:
-    """Leave [splits, T, N]. dtype: of a sum that is all. first, tiles: as in the others."""
-    tiles = tiles or tiles_for("split", x_TK, weight_NK)
+    """Leave [parts, T, N]. dtype: of a sum that is all. The others: as above."""
+    tiles = tiles or tiles_for("split", x_TK, weight_NK, whole=whole)
     if first > 0 and tiles.cuts != 0:  # persistent/ makes all columns
         tiles = tiles_for_columns(tiles, x_TK, weight_NK[first:])
-    parts = 1 if tiles.is_serial else tiles.splits
     parts_STN = torch.empty(
-        (parts, len(x_TK), len(weight_NK)),
-        dtype=dtype if parts == 1 else torch.float32,
+        (tiles.parts, len(x_TK), len(weight_NK)),
+        dtype=dtype if tiles.parts == 1 else torch.float32,
         device=x_TK.device,
     )
     _multiply(parts_STN, x_TK, weight_NK, None, tiles, first)
@@ -155,6 +178,8 @@ def _multiply(
     out: Tensor, x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, tiles: Tiles, first: int
 ) -> None:
     """Launch the kernel that is made for these tiles."""
+    K = x_TK.shape[1]
+    assert tiles.splits == 1 or K % (tiles.splits * tiles.block_k) == 0, (K, tiles)
     if tiles.cuts != 0:
         launch_persistent(out, x_TK, weight_NK, bias_N, tiles)
     elif has_few_rows(x_TK, tiles):
@@ -168,10 +193,10 @@ def _launch(
 ) -> None:
     T, K = x_TK.shape
     N = len(weight_NK)
-    grid = (num_tiles(N - first, T, tiles), 1 if tiles.is_serial else tiles.splits)
+    grid = (num_tiles(N - first, T, tiles), tiles.parts)
     descs = (*describe_rows(x_TK, tiles), describe(weight_NK, tiles.block_n, tiles.block_k))
     bias = weight_NK if bias_N is None else bias_N
-    flags = {"HAS_BIAS": bias_N is not None, "SPLITS": tiles.splits, "IS_SERIAL": tiles.is_serial}
+    flags = {"HAS_BIAS": bias_N is not None, "SPLITS": tiles.splits, "WALKED": tiles.walked}
     options = tile_options(x_TK, tiles)
     _linear_kernel[grid](out, *descs, bias, T, N, K, first, **flags, **options)
 
@@ -206,7 +231,7 @@ def describe_rows(x_TK: Tensor, tiles: Tiles) -> tuple[TensorDescriptor, TensorD
 
 @jit
 def _linear_kernel(
-    out_ptr,  # [T, N], or [SPLITS, T, N]; splits in float32
+    out_ptr,  # [T, N], or [parts, T, N]; several parts in float32
     x_desc,  # [T, K] in tiles [BLOCK_M, BLOCK_K]
     tail_desc,  # [T, K] in tiles [TAIL, BLOCK_K]
     w_desc,  # [N, K] in tiles [BLOCK_N, BLOCK_K]
@@ -218,7 +243,7 @@ def _linear_kernel(
     HAS_BIAS: tl.constexpr,
     TAIL: tl.constexpr,
     SPLITS: tl.constexpr,
-    IS_SERIAL: tl.constexpr,
+    WALKED: tl.constexpr,  # of the splits, by a program
     PDL: tl.constexpr,
     needed_ptr=None,  # [1]; see needed.py
 ):
@@ -228,23 +253,18 @@ def _linear_kernel(
     n_tile, m_tile = place_of(tl.program_id(0), n_tiles, tl.cdiv(T, BLOCK_M + TAIL))
     n0 = first + n_tile * BLOCK_N
     m0 = m_tile * (BLOCK_M + TAIL)
-    split = tl.program_id(1)
-    out_ptr += split.to(tl.int64) * T * N
+    part = tl.program_id(1)
+    out_ptr += part.to(tl.int64) * T * N
     wait_for_inputs(PDL)
     if needed_ptr is not None:  # noqa: SIM102  # what is compiled
         if tl.load(needed_ptr) == 0:
             return
+    blocks = split_blocks(K, w_desc.block_shape[1], SPLITS)
+    descs = (x_desc, tail_desc, w_desc)
+    total, rest = sums_of(descs, n0, m0, part * WALKED, blocks, TAIL, WALKED)
+    let_the_next_start(PDL)
     if TAIL > 0:
-        descs = (x_desc, tail_desc, w_desc)
-        total, rest = split_sum_and_tail(descs, n0, m0, split, K, SPLITS)
-        let_the_next_start(PDL)
         store_tile(out_ptr, bias_ptr, rest, n0, m0 + BLOCK_M, T, N, HAS_BIAS)
-    else:
-        total = split_sum(x_desc, w_desc, n0, m0, split, K, SPLITS)
-        if IS_SERIAL:
-            for i in tl.static_range(1, SPLITS):
-                total += split_sum(x_desc, w_desc, n0, m0, i, K, SPLITS)
-        let_the_next_start(PDL)
     store_tile(out_ptr, bias_ptr, total, n0, m0, T, N, HAS_BIAS)
 
 
@@ -261,33 +281,51 @@ def store_tile(out_ptr, bias_ptr, total, n0, m0, T, N, HAS_BIAS: tl.constexpr):
 
 
 @jit
-def split_sum(x_desc, w_desc, n0, m0, split, K, SPLITS: tl.constexpr):
-    """Compute one split of W x^T as a float32 tile [BLOCK_N, BLOCK_M]."""
+def sums_of(descs, n0, m0, split, blocks, TAIL: tl.constexpr, COUNT: tl.constexpr):
+    """Sum COUNT splits of a tile, from `split` on, and of its tail; blocks: of K in each."""
+    if COUNT == 1:
+        if TAIL > 0:
+            return block_sum_and_tail(descs, n0, m0, split * blocks, blocks)
+        else:
+            total = block_sum(descs[0], descs[2], n0, m0, split * blocks, blocks)
+            return total, total
+    else:
+        HALF: tl.constexpr = COUNT // 2
+        low, low_rest = sums_of(descs, n0, m0, split, blocks, TAIL, HALF)
+        high, high_rest = sums_of(descs, n0, m0, split + HALF, blocks, TAIL, HALF)
+        total = add_now(low, high)
+        if TAIL > 0:
+            return total, add_now(low_rest, high_rest)
+        else:
+            return total, total
+
+
+@jit
+def block_sum(x_desc, w_desc, n0, m0, first, blocks):
+    """Sum some blocks of K of W x^T as a float32 tile [BLOCK_N, BLOCK_M]."""
     BLOCK_N: tl.constexpr = w_desc.block_shape[0]
     BLOCK_K: tl.constexpr = w_desc.block_shape[1]
     BLOCK_M: tl.constexpr = x_desc.block_shape[0]
-    blocks = split_blocks(K, BLOCK_K, SPLITS)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for i in range(blocks):
-        k = (split * blocks + i) * BLOCK_K
+        k = (first + i) * BLOCK_K
         w, x = w_desc.load([n0, k]), x_desc.load([m0, k])
         acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
     return acc
 
 
 @jit
-def split_sum_and_tail(descs, n0, m0, split, K, SPLITS: tl.constexpr):
+def block_sum_and_tail(descs, n0, m0, first, blocks):
     """Sum BLOCK_M + TAIL rows, in two tiles that share each tile of W."""
     x_desc, tail_desc, w_desc = descs
     BLOCK_N: tl.constexpr = w_desc.block_shape[0]
     BLOCK_K: tl.constexpr = w_desc.block_shape[1]
     BLOCK_M: tl.constexpr = x_desc.block_shape[0]
     TAIL: tl.constexpr = tail_desc.block_shape[0]
-    blocks = split_blocks(K, BLOCK_K, SPLITS)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     rest = tl.zeros((BLOCK_N, TAIL), tl.float32)
     for i in range(blocks):
-        k = (split * blocks + i) * BLOCK_K
+        k = (first + i) * BLOCK_K
         w = w_desc.load([n0, k])
         acc = tl.dot(w, tl.trans(x_desc.load([m0, k])), acc, input_precision="ieee")
         x_rest = tl.trans(tail_desc.load([m0 + BLOCK_M, k]))
@@ -298,11 +336,17 @@ def split_sum_and_tail(descs, n0, m0, split, K, SPLITS: tl.constexpr):
 def linear_ref(
     x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
-    return Sums(split_linear_ref(x_TK, weight_NK), bias_N).finish(out_dtype)
+    return Sums(blocked_product(x_TK, weight_NK)[None], bias_N).finish(out_dtype)
 
 
 def split_linear_ref(
-    x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype = torch.float32, first: int = 0
+    x_TK: Tensor,
+    weight_NK: Tensor,
+    dtype: torch.dtype = torch.float32,
+    first: int = 0,
+    whole: Whole | None = None,
 ) -> Tensor:
-    """Compute all columns."""
-    return blocked_product(x_TK, weight_NK).to(dtype)[None]
+    """Compute all columns, as one part."""
+    N, K = weight_NK.shape
+    splits = splits_of_part(N, K, whole)
+    return blocked_product(x_TK, weight_NK, splits).to(dtype)[None]

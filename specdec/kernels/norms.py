@@ -17,6 +17,7 @@ from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import begin, let_the_next_start, loaded_before, wait_for_inputs
+from specdec.kernels.sum_order import added
 from specdec.kernels.tiles import empty_rows
 
 NORM_WARPS = 8  # one number for all norms: it decides the order of their sums
@@ -79,12 +80,12 @@ def add_rms_norm(
         return add_rms_norm_ref(x, residual_TD, weight_D, eps, tap_TD)
     assert residual_TD.stride(1) == 1, residual_TD.stride()
     assert x.parts_STN.is_contiguous(), x.parts_STN.stride()
-    S, T, D = x.parts_STN.shape
+    _, T, D = x.parts_STN.shape
     out_TD, stream_TD = empty_rows(residual_TD, T, D), empty_rows(residual_TD, T, D)
     outs = (out_TD, stream_TD, stream_TD if tap_TD is None else tap_TD)
     bias = weight_D if x.bias_N is None else x.bias_N
     strides = (residual_TD.stride(0), 0 if tap_TD is None else tap_TD.stride(0))
-    flags = {"HAS_BIAS": x.bias_N is not None, "HAS_TAP": tap_TD is not None, "SPLITS": S}
+    flags = {"HAS_BIAS": x.bias_N is not None, "HAS_TAP": tap_TD is not None}
     options = {"BLOCK_D": next_power_of_2(D), "num_warps": NORM_WARPS}
     options |= launch_options(residual_TD)
     _add_rms_norm_kernel[(T,)](
@@ -93,16 +94,18 @@ def add_rms_norm(
         FACTOR=x.factor,
         **flags,
         **options,
-        **_weights(x),
+        **_terms(x),
     )
     return out_TD, stream_TD
 
 
-def _weights(x: Sums) -> dict[str, Tensor | None]:
-    """Give the argument of kernels that add parts: weights_ptr, None where parts have none."""
-    weights_TS = x.weights_TS
+def _terms(x: Sums) -> dict[str, Tensor | int | None]:
+    """Give arguments of kernels that add parts: their number, weights and places, or None."""
+    weights_TS, places_TS = x.weights_TS, x.places_TS
     assert weights_TS is None or (x.bias_N is None and weights_TS.is_contiguous())
-    return {"weights_ptr": weights_TS}
+    assert places_TS is None or (weights_TS is not None and places_TS.is_contiguous())
+    terms = len(x.parts_STN) if weights_TS is None else weights_TS.shape[1]
+    return {"SPLITS": terms, "weights_ptr": weights_TS, "places_ptr": places_TS}
 
 
 @jit
@@ -110,7 +113,7 @@ def _add_rms_norm_kernel(
     out_ptr,  # [T, D]
     stream_ptr,  # [T, D]
     tap_ptr,  # [T, D], with HAS_TAP
-    parts_ptr,  # [SPLITS, T, D] float32, or rounded
+    parts_ptr,  # [SPLITS, T, D] float32, or rounded; more with places
     bias_ptr,  # [D]
     residual_ptr,  # [T, D]
     w_ptr,  # [D]
@@ -126,6 +129,7 @@ def _add_rms_norm_kernel(
     PDL: tl.constexpr,
     weights_ptr=None,  # [T, SPLITS] float32, of experts
     FACTOR: tl.constexpr = 1.0,
+    places_ptr=None,  # [T, SPLITS]
 ):
     let_the_next_start(PDL)
     t = tl.program_id(0).to(tl.int64)
@@ -136,7 +140,7 @@ def _add_rms_norm_kernel(
     residual = loaded_before(tl.load(at, mask=inside, other=0.0, cache_modifier=".cg"), PDL)
     wait_for_inputs(PDL)
     dtype = out_ptr.dtype.element_ty
-    x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS, weights_ptr)
+    x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS, weights_ptr, places_ptr)
     x = x.to(dtype).to(tl.float32)
     if FACTOR != 1.0:
         x = x * FACTOR
@@ -165,19 +169,19 @@ def add(x: Sums, residual_TD: Tensor, out_TD: Tensor) -> None:
     assert x.factor == 1.0, x.factor
     if not use_triton(residual_TD):
         return add_ref(x, residual_TD, out_TD)
-    S, T, D = x.parts_STN.shape
+    _, T, D = x.parts_STN.shape
     bias = x.parts_STN if x.bias_N is None else x.bias_N
     strides = (out_TD.stride(0), residual_TD.stride(0))
-    flags = {"HAS_BIAS": x.bias_N is not None, "SPLITS": S, "BLOCK_D": next_power_of_2(D)}
+    flags = {"HAS_BIAS": x.bias_N is not None, "BLOCK_D": next_power_of_2(D)}
     options = {"num_warps": NORM_WARPS} | launch_options(residual_TD)
     tensors = (out_TD, x.parts_STN, bias, residual_TD)
-    _add_kernel[(T,)](*tensors, *strides, T, D, **flags, **options, **_weights(x))
+    _add_kernel[(T,)](*tensors, *strides, T, D, **flags, **options, **_terms(x))
 
 
 @jit
 def _add_kernel(
     out_ptr,  # [T, D]
-    parts_ptr,  # [SPLITS, T, D] float32, or rounded
+    parts_ptr,  # [SPLITS, T, D] float32, or rounded; more with places
     bias_ptr,  # [D]
     residual_ptr,  # [T, D]
     stride_out,
@@ -189,12 +193,13 @@ def _add_kernel(
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
     weights_ptr=None,  # [T, SPLITS] float32, of experts
+    places_ptr=None,  # [T, SPLITS]
 ):
     begin(PDL)
     t = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     dtype = out_ptr.dtype.element_ty
-    x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS, weights_ptr)
+    x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS, weights_ptr, places_ptr)
     x = x.to(dtype).to(tl.float32)
     residual = tl.load(residual_ptr + t * stride_residual + d, mask=d < D, other=0.0).to(tl.float32)
     tl.store(out_ptr + t * stride_out + d, (x + residual).to(dtype), mask=d < D)
@@ -211,26 +216,28 @@ def finished(
     HAS_BIAS: tl.constexpr,
     SPLITS: tl.constexpr,
     weights_ptr=None,
+    places_ptr=None,
 ):
-    """Finish one row of an unfinished product, float32: add the splits in order, then the bias."""
+    """Finish one row of an unfinished product, float32: add its parts, then the bias."""
     if weights_ptr is not None:
-        x = weighted(parts_ptr, weights_ptr, t, d, T, D, SPLITS)
+        x = weighted(parts_ptr, weights_ptr, places_ptr, t, d, T, D, SPLITS)
     else:
-        x = tl.load(parts_ptr + t * D + d, mask=d < D, other=0.0)
-        for i in tl.static_range(1, SPLITS):
-            x += tl.load(parts_ptr + (i * T + t) * D + d, mask=d < D, other=0.0)
+        x = added(parts_ptr, t, T, D, d, d < D, 0.0, SPLITS)
     if HAS_BIAS:
         x += tl.load(bias_ptr + d, mask=d < D, other=0.0).to(tl.float32)
     return x
 
 
 @jit
-def weighted(parts_ptr, weights_ptr, t, d, T, D, SPLITS: tl.constexpr):
+def weighted(parts_ptr, weights_ptr, places_ptr, t, d, T, D, SPLITS: tl.constexpr):
     """Add the weighted parts of one row in order; those of weight 0 may be anything."""
     x = tl.zeros(d.shape, tl.float32)
     for i in tl.static_range(SPLITS):
         weight = tl.load(weights_ptr + t * SPLITS + i)
-        part = tl.load(parts_ptr + (i * T + t) * D + d, mask=d < D, other=0.0).to(tl.float32)
+        at = i
+        if places_ptr is not None:
+            at = tl.load(places_ptr + t * SPLITS + i)
+        part = tl.load(parts_ptr + (at * T + t) * D + d, mask=d < D, other=0.0).to(tl.float32)
         x = tl.fma(tl.where(weight != 0, part, 0.0), weight, x)
     return x
 

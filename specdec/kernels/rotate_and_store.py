@@ -17,6 +17,7 @@ from specdec.kernels.linear import Sums
 from specdec.kernels.needed import need
 from specdec.kernels.norms import rms_norm_ref
 from specdec.kernels.overlap import let_the_next_start, loaded_before, wait_for_inputs_knowing
+from specdec.kernels.sum_order import added
 
 Rope = tuple[Tensor, Tensor]  # cos and sin [positions, C/2] float32
 Rows = tuple[Tensor, Tensor]  # positions and slots [T]
@@ -116,11 +117,8 @@ def _rotate_and_store_kernel(
     head = first + tl.arange(0, HEADS)
     dtype = q_ptr.dtype.element_ty
     column = head[:, None] * C + c[None, :]
-    low = tl.load(parts_ptr + t * X + column, are_there, other)
-    high = tl.load(parts_ptr + t * X + column + half, are_there, other)
-    for i in tl.static_range(1, SPLITS):
-        low += tl.load(parts_ptr + (t + i * T) * X + column, are_there, other)
-        high += tl.load(parts_ptr + (t + i * T) * X + column + half, are_there, other)
+    low = added(parts_ptr, t, T, X, column, are_there, other, SPLITS)
+    high = added(parts_ptr, t, T, X, column + half, are_there, other, SPLITS)
     if HAS_BIAS:
         low += tl.load(bias_ptr + column, are_there, other).to(tl.float32)
         high += tl.load(bias_ptr + column + half, are_there, other).to(tl.float32)

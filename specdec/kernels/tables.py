@@ -1,12 +1,12 @@
 """Measured tiles: the shipped table and the user's own, one product per line.
 
     {"NVIDIA H200": {
-     "split,4096,4096,bfloat16": {"splits": 2, "rows": {"16": [64, 16, 256, 3, 4], "32": ...}},
+     "split,4096,4096,bfloat16": {"parts": 2, "rows": {"16": [64, 16, 256, 3, 4], "32": ...}},
 
 A list is a Shape, whose last number may be left out. The user's table is tiles.json in the cache
-directory; its numbers of splits say what was measured and decide nothing (tiles.py). Where the last
-number is RELAY, an earlier version measured a kernel that is gone: the list is left out, and a line
-of the log says so.
+directory; its numbers of parts say what was measured and decide nothing (tiles.py). An earlier
+version called them splits. Where the last number is RELAY, one measured a kernel that is gone: the
+list is left out, and a line of the log says so.
 """
 
 import json
@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from specdec.kernels.tile_shapes import (
     KINDS,
+    PARTS,
     ROW_CLASSES,
-    SPLITS,
     TABLE_DTYPES,
     Product,
     Shape,
@@ -31,15 +31,16 @@ from specdec.kernels.tile_shapes import (
 
 
 class Entry(NamedTuple):
-    """What was measured of one product: the best number of splits, and its tiles by row class."""
+    """What was measured of one product: the best number of parts, and its tiles by row class."""
 
-    splits: int
+    parts: int
     rows: Mapping[int, Shape]
 
 
 Table = dict[str, dict[Product, Entry]]  # by the GPU's name
 NONE = Entry(1, {})
 RELAY = -1  # in place of cuts
+OLD_NAME = "splits"  # of parts
 logger = logging.getLogger("specdec")
 
 
@@ -106,7 +107,7 @@ def _line(entry: Entry) -> str:
         str(rows): list(shape if shape.cuts else shape[:-1])
         for rows, shape in sorted(entry.rows.items())
     }
-    return json.dumps({"splits": entry.splits, "rows": rows})
+    return json.dumps({"parts": entry.parts, "rows": rows})
 
 
 def key_of(product: Product) -> str:
@@ -151,20 +152,20 @@ def _entry(key: str, value: object, relays: list[str]) -> tuple[Product, Entry]:
     """Check an entry. relays: where lists are left out, to which its own are added."""
     product = _product(key)
     fields = _object(value, key)
-    unknown = [name for name in fields if name not in Entry._fields]
+    unknown = [name for name in fields if name not in (*Entry._fields, OLD_NAME)]
     if unknown:
-        raise ValueError(f"{key}: field {_shown(unknown[0])}, allowed are splits, rows")
-    splits = fields.get("splits", 1)
-    allowed = SPLITS if product.kind == "split" else (1,)
-    if type(splits) is not int or splits not in allowed:
+        raise ValueError(f"{key}: field {_shown(unknown[0])}, allowed are parts, rows")
+    parts = fields.get("parts", fields.get(OLD_NAME, 1))
+    allowed = PARTS if product.kind == "split" else (1,)
+    if type(parts) is not int or parts not in allowed:
         expected = ", ".join(map(str, allowed))
-        raise ValueError(f"{key}: splits {_shown(splits)}, allowed are {expected}")
+        raise ValueError(f"{key}: parts {_shown(parts)}, allowed are {expected}")
     rows = _object(fields.get("rows"), f"{key}: rows")
     most = len(Shape._fields)
     gone = [name for name, x in rows.items() if isinstance(x, list) and x[most - 1 :] == [RELAY]]
     relays += gone
     kept = (name for name in rows if name not in gone)
-    return product, Entry(splits, dict(_shape(product, key, name, rows[name]) for name in kept))
+    return product, Entry(parts, dict(_shape(product, key, name, rows[name]) for name in kept))
 
 
 def _product(key: str) -> Product:

@@ -8,10 +8,11 @@ waits for its first tiles, for each step, and for memory wherever its buffers ar
 
 from itertools import product as pairs
 
+from specdec.kernels.sum_order import Order
 from specdec.kernels.tile_shapes import (
     PARALLEL_ROWS,
+    PARTS,
     SHARED_MEMORY,
-    SPLITS,
     THREE_GROUPS,
     Product,
     Shape,
@@ -46,7 +47,7 @@ MEDIUM = (  # block_n, block_m, block_k, num_stages, num_warps
     *pairs((256,), (128, 160), (64,), (4,), (8,)),
 )
 MANY = (  # as MEDIUM
-    (64, 256, 64, 4, 8),
+    *((64, 64, 64, 4, 4), (64, 128, 64, 4, 8), (64, 256, 64, 4, 8)),
     *pairs((128,), (128,), (64,), (3, 4), (4, 8)),
     *pairs((128,), (128,), (128,), (3,), (4, 8)),
     *((128, 256, 64, 4, 8), (256, 128, 64, 4, 8)),
@@ -62,6 +63,7 @@ PERSISTENT = (  # on Hopper GPUs, for split and gate: block_n, block_m, num_stag
     *((THREE_GROUPS, 128, 5, cuts) for cuts in (1, 2)),
 )
 MOST_SUMS = (160, 200)  # registers of a thread; persistent/ leaves its multiplying warps 232
+MOST_WAITING = (200, 144)  # of sums and those that wait for them; the second with three groups
 # of an H100 or H200; the clocks agree best with the table that was measured on an H200
 MULTIPROCESSORS = 132
 REGISTERS = 65536
@@ -73,21 +75,21 @@ OUTSIDE = 1.5  # how much longer a tile takes that lies partly outside of x
 START = 220  # clocks of a program before its first product and after its last
 
 
-def rule_splits(N: int, K: int) -> int:
-    """Take as many splits as multiprocessors run at a time, with at least 1,024 of K in each."""
-    fitting = (n for n in SPLITS if K // n >= 1024 and N // 64 * n <= MULTIPROCESSORS)
+def rule_parts(N: int, K: int) -> int:
+    """Take as many parts as multiprocessors run at a time, with at least 1,024 of K in each."""
+    fitting = (n for n in PARTS if K // n >= 1024 and N // 64 * n <= MULTIPROCESSORS)
     return max(fitting, default=1)
 
 
-def rule_shape(product: Product, rows: int, splits: int, has_wgmma: bool = False) -> Shape:
-    """rows: a row class."""
+def rule_shape(product: Product, rows: int, order: Order, has_wgmma: bool = False) -> Shape:
+    """rows: a row class. order: of that class."""
     if product.dtype == "float32":
         return Shape(64, min(64, rows), 32, 3, 4)
-    shapes = candidates(product, rows, splits, has_wgmma)
-    return min(shapes, key=lambda shape: clocks(product, rows, splits, shape))
+    shapes = candidates(product, rows, order, has_wgmma)
+    return min(shapes, key=lambda shape: clocks(product, rows, order, shape))
 
 
-def candidates(product: Product, rows: int, splits: int, has_wgmma: bool = False) -> list[Shape]:
+def candidates(product: Product, rows: int, order: Order, has_wgmma: bool = False) -> list[Shape]:
     """List what may be fastest, at most 24, if it fits shared memory, and nearly registers."""
     if rows > PARALLEL_ROWS:
         shapes = [Shape(*numbers) for numbers in MANY]
@@ -96,17 +98,28 @@ def candidates(product: Product, rows: int, splits: int, has_wgmma: bool = False
     else:
         shapes = [Shape(n, rows, *rest) for n, *rest in FEW]
     if has_wgmma:
-        shapes += _persistent(product, rows, splits)
-    sums = 2 if rows > PARALLEL_ROWS and splits > 1 else 1
+        shapes += _persistent(product, rows, order)
     return [
         s
         for s in shapes
         if problem_of(product, rows, s) is None
-        and _accumulators(product, s) * sums <= MOST_SUMS[s.cuts != 0]
+        and _accumulators(product, s) <= MOST_SUMS[s.cuts != 0]
+        and suits(product, s, order)
     ]
 
 
-def _persistent(product: Product, rows: int, splits: int) -> list[Shape]:
+def suits(product: Product, shape: Shape, order: Order) -> bool:
+    """Whether blocks fill a split, and registers hold the sums that wait for their neighbours."""
+    if order.splits == 1:
+        return True
+    is_filled = product.K // order.splits % shape.block_k == 0
+    if order.walked == 1:
+        return is_filled
+    most = MOST_WAITING[shape.block_n == THREE_GROUPS]
+    return is_filled and _accumulators(product, shape) * order.walked.bit_length() <= most
+
+
+def _persistent(product: Product, rows: int, order: Order) -> list[Shape]:
     """List the deepest ring that fits, tiles that the rows fill, and cuts that do anything."""
     shapes = (Shape(n, m, 64, stages, 4, cuts) for n, m, stages, cuts in PERSISTENT)
     fitting = [s for s in shapes if problem_of(product, rows, s) is None]
@@ -116,7 +129,7 @@ def _persistent(product: Product, rows: int, splits: int) -> list[Shape]:
         # seven eighths of the largest tiles are enough; 128 rows always are
         is_most = s.block_m == 256 and 8 * rows >= 7 * -(-rows // 256) * 256
         is_filled = rows % s.block_m == 0 or s.block_m == 128 or is_most
-        num_whole, num_parts = _whole_and_parts(product, rows, splits, s)
+        num_whole, num_parts = _whole_and_parts(product, rows, order.parts, s)
         cuts_any = rows <= 1024 and num_whole >= MULTIPROCESSORS and num_parts > 0
         is_many = rows > PARALLEL_ROWS and s.block_m % 5 != 0
         if (is_filled or is_many) and (s.cuts == 1 or cuts_any):
@@ -129,11 +142,12 @@ def measured_rows(rows: int) -> int:
     return 8 if rows == 16 else rows  # few requests matter most
 
 
-def clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
+def clocks(product: Product, rows: int, order: Order, shape: Shape) -> float:
     """Estimate clocks of the busiest multiprocessor."""
-    K = product.K / (1 if rows > PARALLEL_ROWS else splits)
+    parts = order.parts
+    K = product.K / parts
     height = rows_of_w(product.kind, shape)
-    items = _num_items(product, rows, splits, shape)
+    items = _num_items(product, rows, parts, shape)
     busy = _busy(height, row_pieces(shape.block_m), K)
     if not shape.cuts:
         programs = -(-items // MULTIPROCESSORS)
@@ -144,24 +158,23 @@ def clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
         return max(programs * busy, turns * alone) * (1.0 if is_filled else OUTSIDE)
     if items <= MULTIPROCESSORS:  # a first turn is never cut
         return busy + START
-    num_whole, num_parts = _whole_and_parts(product, rows, splits, shape)
+    num_whole, num_parts = _whole_and_parts(product, rows, parts, shape)
     part = _busy(height, row_pieces(shape.block_m // shape.cuts), K) + START
     turns = num_whole // MULTIPROCESSORS
     return turns * (busy + START) + -(-num_parts // MULTIPROCESSORS) * part
 
 
-def _num_items(product: Product, rows: int, splits: int, shape: Shape) -> int:
-    """Count tiles, each split that has programs of its own apart."""
-    parts = 1 if rows > PARALLEL_ROWS else splits
+def _num_items(product: Product, rows: int, parts: int, shape: Shape) -> int:
+    """Count tiles, each part of K apart."""
     height = rows_of_w(product.kind, shape)
     return -(-product.N // height) * -(-measured_rows(rows) // shape.block_m) * parts
 
 
-def _whole_and_parts(product: Product, rows: int, splits: int, shape: Shape) -> tuple[int, int]:
+def _whole_and_parts(product: Product, rows: int, parts: int, shape: Shape) -> tuple[int, int]:
     """Count items made whole in turns of all programs, and parts of the others: items.py's."""
     cuts = max(shape.cuts, 1)
     of_x = -(-rows * cuts // shape.block_m)
-    of_w = _num_items(product, rows, splits, shape) // -(-of_x // cuts)
+    of_w = _num_items(product, rows, parts, shape) // -(-of_x // cuts)
     whole = of_w * (of_x // cuts)
     left = whole % MULTIPROCESSORS
     return whole - left, left * cuts + of_w * (of_x % cuts)

@@ -12,14 +12,14 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 TABLE_DTYPES = ("bfloat16", "float16")  # tables know these; float32 has one set of tiles
 ROW_CLASSES = (16, 32, 64, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 4096)
 MANY_ROWS = ROW_CLASSES[-1]
-PARALLEL_ROWS = 512  # with more rows a program walks all splits itself
+PARALLEL_ROWS = 512  # with more rows a program walks all splits itself, and leaves one part
 PERSISTENT_ROWS = 160  # persistent/ serves classes from here on
-SPLITS = (1, 2, 4)
+PARTS = (1, 2, 4)  # of K, as programs for few rows leave them
 SHARED_MEMORY = 227 * 1024  # of one multiprocessor
 ALLOWED = {
     "block_n": (64, 128, 192, 256),
     "block_m": (16, 32, 48, 64, 96, 128, 160, 192, 256),
-    "block_k": (32, 64, 128, 256),  # divisors of 256: see split_blocks in tiles.py
+    "block_k": (32, 64, 128, 256),  # where there are splits, a divisor of one
     "num_stages": (2, 3, 4, 5, 6, 7, 8),
     "num_warps": (4, 8),
     "cuts": (0, 1, 2, 4),

@@ -1,8 +1,9 @@
 """The tiles that a matrix product takes: by the user's table, then the shipped one, then the rule.
 
-The number of splits decides the order of a sum, so it is a function of (N, K, dtype, GPU) only, by
-the shipped table or the rule: tuning never changes a token. The number of rows M chooses the rest
-(BLOCK_K too: inside a split the order does not depend on it).
+The splits that order a sum follow from the weight's shape (sum_order.py), so tuning never changes a
+token. Up to PARALLEL_ROWS rows they are made by programs for neighbouring ones each, whose parts
+the reader adds: the number of parts is the shipped table's or the rule's, the same for every number
+of rows, since graphs that torch.compile traced have it. The number of rows chooses the rest.
 """
 
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import is_hopper, jit, tl
+from specdec.kernels.sum_order import Order, Whole, splits_of_part
 from specdec.kernels.tables import NONE, Entry, shipped_table, user_table
-from specdec.kernels.tile_rule import rule_shape, rule_splits
+from specdec.kernels.tile_rule import rule_parts, rule_shape, suits
 from specdec.kernels.tile_shapes import (
     PARALLEL_ROWS,
     ROW_CLASSES,
@@ -25,81 +27,133 @@ from specdec.kernels.tile_shapes import (
     rows_of_tiles,
 )
 
+MOST_WALKED = 2  # splits of a program for few rows: sums that wait take registers
+
 Source = Literal["user", "shipped", "rule"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How one product is cut: its Shape and its splits."""
+    """How one product is cut: its Shape and its Order."""
 
     block_n: int
     block_m: int  # as in Shape
     block_k: int
-    splits: int  # parts of K that are summed apart and added in order
+    splits: int  # as in Order
+    parts: int
     num_stages: int
     num_warps: int
     cuts: int  # as in Shape
-    is_serial: bool  # a program walks all splits itself, as for many rows
+    is_serial: bool  # for many rows: a program walks all splits, and leaves one part
+
+    @property
+    def walked(self) -> int:
+        """Count the splits that a program adds."""
+        return self.splits // self.parts
 
 
-def tiles_for(kind: Kind, x_TK: Tensor, weight_NK: Tensor, num_rows: int | None = None) -> Tiles:
-    """Choose the tiles of x W^T. num_rows: a `row_class`; None: that of x."""
+def tiles_for(
+    kind: Kind,
+    x_TK: Tensor,
+    weight_NK: Tensor,
+    num_rows: int | None = None,
+    whole: Whole | None = None,
+) -> Tiles:
+    """Choose the tiles of x W^T.
+
+    num_rows: a `row_class`; None: that of x
+    whole:    the shape of which W is some rows, or neighbouring columns; None: W is whole
+    """
     rows = num_rows or row_class(len(x_TK))
     device = x_TK.device
     gpu = gpu_name(device)
-    return choose_tiles(kind, rows, *weight_NK.shape, x_TK.dtype, gpu, is_hopper(device))
+    return choose_tiles(kind, rows, *weight_NK.shape, x_TK.dtype, gpu, is_hopper(device), whole)
 
 
 def tiles_for_columns(whole: Tiles, x_TK: Tensor, weight_NK: Tensor) -> Tiles:
     """Choose linear.py's tiles for a part of a product's columns. whole: the tiles of all columns.
 
-    The rule decides: a table may give a product with this many columns other splits.
+    The rule decides: tables have measured a product with this many columns in another order.
     """
-    return _of_columns(row_class(len(x_TK)), *weight_NK.shape, x_TK.dtype, whole.splits)
+    order = Order(whole.splits, whole.parts)
+    return _of_columns(row_class(len(x_TK)), *weight_NK.shape, x_TK.dtype, order)
 
 
 @cache
-def _of_columns(num_rows: int, N: int, K: int, dtype: torch.dtype, splits: int) -> Tiles:
+def _of_columns(num_rows: int, N: int, K: int, dtype: torch.dtype, order: Order) -> Tiles:
     product = Product("split", N, K, dtype_name(dtype))
-    return cut(rule_shape(product, num_rows, splits), num_rows, splits)
+    return cut(rule_shape(product, num_rows, order), num_rows, order)
 
 
 @cache
 def choose_tiles(
-    kind: Kind, num_rows: int, N: int, K: int, dtype: torch.dtype, gpu: str, has_wgmma: bool = False
+    kind: Kind,
+    num_rows: int,
+    N: int,
+    K: int,
+    dtype: torch.dtype,
+    gpu: str,
+    has_wgmma: bool = False,
+    whole: Whole | None = None,
 ) -> Tiles:
     """Choose the tiles of a product of `num_rows` rows (a `row_class`) with W [N, K]."""
     product = Product(kind, N, K, dtype_name(dtype))
-    splits = choose_splits(product, gpu)
+    order = of_rows(choose_order(product, gpu, whole), num_rows)
     tables = (user_table(), shipped_table())
     entries = (table.get(gpu, {}).get(product, NONE) for table in tables)
     measured = (entry.rows[num_rows] for entry in entries if num_rows in entry.rows)
-    fitting = (shape for shape in measured if has_wgmma or not shape.cuts)
-    shape = next(fitting, None) or rule_shape(product, num_rows, splits, has_wgmma)
-    return cut(shape, num_rows, splits)
+    fitting = (s for s in measured if suits(product, s, order) and (has_wgmma or not s.cuts))
+    shape = next(fitting, None) or rule_shape(product, num_rows, order, has_wgmma)
+    return cut(shape, num_rows, order)
 
 
-def choose_splits(product: Product, gpu: str) -> int:
-    """Choose the number of splits, never by the user's table."""
+def choose_order(product: Product, gpu: str, whole: Whole | None = None) -> Order:
+    """Choose the order of sums up to PARALLEL_ROWS rows, never by the user's table.
+
+    whole: as in tiles_for. Some of a weight's columns leave one part, which goes to other GPUs.
+    """
     if product.kind != "split":
-        return 1
+        return Order(1, 1)
+    N, K = product.N, product.K
+    splits = splits_of_part(N, K, whole)
+    if whole is not None and whole[1] != K:
+        return Order(splits, 1)
     entry = shipped_table().get(gpu, {}).get(product)
-    return rule_splits(product.N, product.K) if entry is None else entry.splits
+    parts = rule_parts(N, K) if entry is None else entry.parts
+    return Order(splits, min(max(parts, splits // MOST_WALKED), splits))
+
+
+def of_rows(order: Order, num_rows: int) -> Order:
+    """With many rows a program walks all splits."""
+    return order if num_rows <= PARALLEL_ROWS else Order(order.splits, 1)
 
 
 def source_of(product: Product, gpu: str) -> Source:
     """Say where a product's tiles come from, if not some of its classes from elsewhere."""
-    if _is_complete(user_table().get(gpu, {}).get(product, NONE)):
+    order = choose_order(product, gpu)
+    if _is_complete(user_table().get(gpu, {}).get(product, NONE), product, order):
         return "user"
-    return "shipped" if _is_complete(shipped_table().get(gpu, {}).get(product, NONE)) else "rule"
+    shipped = shipped_table().get(gpu, {}).get(product, NONE)
+    return "shipped" if _is_complete(shipped, product, order) else "rule"
 
 
-def _is_complete(entry: Entry) -> bool:
-    return set(entry.rows) == set(ROW_CLASSES)
+def _is_complete(entry: Entry, product: Product, order: Order) -> bool:
+    return set(fitting_rows(entry, product, order)) == set(ROW_CLASSES)
 
 
-def cut(shape: Shape, rows: int, splits: int) -> Tiles:
-    return Tiles(splits=splits, is_serial=rows > PARALLEL_ROWS, **shape._asdict())
+def fitting_rows(entry: Entry, product: Product, order: Order) -> dict[int, Shape]:
+    """Leave out the tiles of an entry that were measured for an order in which they cannot serve.
+
+    order: up to PARALLEL_ROWS rows
+    """
+    found = entry.rows.items()
+    return {n: shape for n, shape in found if suits(product, shape, of_rows(order, n))}
+
+
+def cut(shape: Shape, rows: int, order: Order) -> Tiles:
+    order = of_rows(order, rows)
+    is_serial = rows > PARALLEL_ROWS
+    return Tiles(**order._asdict(), is_serial=is_serial, **shape._asdict())
 
 
 def empty_rows(like: Tensor, T: int, *width: int) -> Tensor:
@@ -142,11 +196,3 @@ def place_of(tile, n_tiles, m_tiles):
     height = tl.minimum(m_tiles - band * BAND, BAND)
     inside = tile % (BAND * n_tiles)
     return inside // height, band * BAND + inside % height
-
-
-@jit
-def split_blocks(K, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr):
-    """Count the blocks of K in a split, whose length is a multiple of 256 for every BLOCK_K."""
-    return (
-        tl.cdiv(tl.cdiv(K, 256), SPLITS) * (256 // BLOCK_K) if SPLITS > 1 else tl.cdiv(K, BLOCK_K)
-    )

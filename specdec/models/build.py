@@ -10,32 +10,53 @@ from torch import Tensor
 from specdec.models.decoder import DecoderModel
 from specdec.models.eagle import EagleModel
 from specdec.models.rope import rope_tables
+from specdec.parallel.exchange import Exchange
 from specdec.sizes import BLOCK_SIZE
 from weights.config import Heads
 from weights.load import LoadedEagle, LoadedTarget
+from weights.shard import WHOLE
 
 
 def build_target(
-    target: LoadedTarget, taps: Sequence[int], max_model_len: int, device: torch.device
+    target: LoadedTarget,
+    taps: Sequence[int],
+    max_model_len: int,
+    device: torch.device,
+    exchange: Exchange | None = None,
 ) -> DecoderModel:
-    """Build the target's module around the loaded tensors, a rank's or whole."""
+    """Build the target's module around the loaded tensors, a rank's or whole.
+
+    exchange: how a rank meets the others; None: the tensors are whole
+    """
+    shard = WHOLE if exchange is None else exchange.shard
+    assert target.shard == shard, f"tensors of {target.shard}, an exchange of {shard}"
     # one for each rope: all layers have the same width of heads
     ropes = {kind.rope: kind for kind in target.config.kinds}
     tables = {rope: rope_tables(kind, max_model_len, device) for rope, kind in ropes.items()}
     with torch.device("meta"):
-        model = DecoderModel(target.local, tables, taps)
+        model = DecoderModel(target.config, tables, taps, exchange)
     tensors = {"lm_head.weight": target.tensors["embed_tokens.weight"]} | target.tensors
     model.load_state_dict(tensors, strict=True, assign=True)
     return model
 
 
 def build_draft(
-    eagle: LoadedEagle, target: DecoderModel, max_model_len: int, device: torch.device
+    eagle: LoadedEagle,
+    target: DecoderModel,
+    max_model_len: int,
+    device: torch.device,
+    exchange: Exchange | None = None,
 ) -> EagleModel:
-    """Build the draft's module around the loaded tensors; the target lends what it lacks."""
+    """Build the draft's module around the loaded tensors; the target lends what it lacks.
+
+    exchange: the target's; a draft that is whole on each rank exchanges nothing
+    """
+    if eagle.shard == WHOLE:
+        exchange = None
+    assert exchange is None or eagle.shard == exchange.shard, f"tensors of {eagle.shard}"
     rope = rope_tables(eagle.config.layer, max_model_len, device)
     with torch.device("meta"):
-        model = EagleModel(eagle.local, rope)
+        model = EagleModel(eagle.config, rope, exchange)
     tensors: dict[str, Tensor] = {
         "embed_tokens.weight": target.embed_tokens.weight,
         "lm_head.weight": target.lm_head.weight,

@@ -13,19 +13,41 @@ from torch import Tensor, nn
 
 from specdec.kernels.linear import Sums, linear
 from specdec.models.experts import Experts
-from specdec.models.layers import MLP, Attention, Embedding, RMSNorm
+from specdec.models.layers import (
+    MLP,
+    Attention,
+    Embedding,
+    Reader,
+    RMSNorm,
+    embedding,
+    local_kind,
+    reads_all,
+    reads_share,
+)
+from specdec.parallel.exchange import Exchange
 from weights.config import LayerKind, RopeConfig, TargetConfig
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, kind: LayerKind, index: int, rope: tuple[Tensor, Tensor]) -> None:
+    """A layer, or a rank's part of it. kind: of the whole; reader: of its first norm."""
+
+    def __init__(
+        self,
+        kind: LayerKind,
+        index: int,
+        rope: tuple[Tensor, Tensor],
+        reader: Reader,
+        exchange: Exchange | None,
+    ) -> None:
         super().__init__()
+        D, eps = kind.hidden_size, kind.rms_norm_eps
         self.kind = kind
         self.index = index
-        self.input_layernorm = RMSNorm(kind.hidden_size, kind.rms_norm_eps)
-        self.self_attn = Attention(kind, index, rope, kind.hidden_size)
-        self.post_attention_layernorm = RMSNorm(kind.hidden_size, kind.rms_norm_eps)
-        self.mlp = MLP(kind) if kind.experts is None else Experts(kind.hidden_size, kind.experts)
+        self.input_layernorm = RMSNorm(D, eps, reader)
+        self.self_attn = Attention(kind, index, rope, D, exchange)
+        self.post_attention_layernorm = RMSNorm(D, eps, reads_share(exchange))
+        experts = local_kind(kind, exchange).experts
+        self.mlp = MLP(kind, exchange) if experts is None else Experts(D, experts)
 
     def forward(self, normed_TD: Tensor, stream_TD: Tensor) -> tuple[Sums, Tensor]:
         """Take the entering stream and its norm to the last product and the stream to add it to."""
@@ -47,8 +69,10 @@ class DecoderLayer(nn.Module):
 class DecoderModel(nn.Module):
     """A decoder whose streams can be tapped.
 
+    config:         of the whole model
     ropes:          the tables of each rope that a layer has
     aux_boundaries: layers whose entering stream is tapped, by column; L: after the last one
+    exchange:       how this rank's part of the model meets the others; None: it is whole
     """
 
     def __init__(
@@ -56,20 +80,26 @@ class DecoderModel(nn.Module):
         config: TargetConfig,
         ropes: Mapping[RopeConfig, tuple[Tensor, Tensor]],
         aux_boundaries: Sequence[int] = (),
+        exchange: Exchange | None = None,
     ) -> None:
         super().__init__()
         self.experts = config.experts
         self.columns = {boundary: i for i, boundary in enumerate(aux_boundaries)}
         D = config.hidden_size
-        self.embed_tokens = Embedding(config.vocab_size, D)
-        layers = [DecoderLayer(kind, i, ropes[kind.rope]) for i, kind in enumerate(config.layers)]
+        self.embed_tokens = embedding(config.vocab_size, D, exchange)
+        # the last layer may finish some rows only, whose streams it picks of all
+        readers = [reads_share(exchange)] * (config.num_layers - 1) + [reads_all(exchange)]
+        layers = [
+            DecoderLayer(kind, i, ropes[kind.rope], reader, exchange)
+            for i, (kind, reader) in enumerate(zip(config.layers, readers, strict=True))
+        ]
         self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(D, layers[-1].kind.rms_norm_eps)
+        self.norm = RMSNorm(D, layers[-1].kind.rms_norm_eps, reads_share(exchange))
         first_norm, *next_norms = (layer.input_layernorm for layer in layers)
         # in containers: these are parts of their layers, not further modules
         self._first_norm = (first_norm,)
         self._path = list(zip(layers, [*next_norms, self.norm], strict=True))
-        self.lm_head = Embedding(config.vocab_size, D)  # never run: see logits
+        self.lm_head = Embedding(len(self.embed_tokens.weight), D)  # never run: see logits
         self.embedding_factor = config.embedding_multiplier
         self.logits_factor = 1.0 / config.logits_scaling
 
@@ -122,7 +152,10 @@ class DecoderModel(nn.Module):
         for layer, norm in before:
             is_tapped = layer.index + 1 in self.columns
             kept.setdefault((layer.kind, is_tapped), (layer, norm))
-        self._path = [*kept.values(), last]
+        pairs = [*kept.values()]
+        if before:  # the last layer's own norm is before it: of several ranks it reads all rows
+            pairs[-1] = (pairs[-1][0], before[-1][1])
+        self._path = [*pairs, last]
         try:
             yield
         finally:
@@ -136,6 +169,9 @@ class DecoderModel(nn.Module):
         return aux_out_TE[:, self.columns[boundary] * D :][:, :D]
 
     def logits(self, hidden_XD: Tensor) -> Tensor:
-        """Compute the last product in float32 [X, V], times its factor; best_token does so too."""
+        """Compute the last product in float32 [X, V], times its factor; best_token does so too.
+
+        A rank has the columns of its ids.
+        """
         logits_XV = linear(hidden_XD, self.lm_head.weight, out_dtype=torch.float32)
         return logits_XV if self.logits_factor == 1.0 else logits_XV.mul_(self.logits_factor)

@@ -10,14 +10,30 @@ from torch import Tensor, nn
 from specdec.kernels.joint_input import JointNorms, joint_input, joint_input_of_rows
 from specdec.kernels.linear import Sums
 from specdec.kernels.norms import add
-from specdec.models.layers import MLP, Attention, Embedding, Linear, RMSNorm
+from specdec.models.layers import (
+    MLP,
+    Attention,
+    Embedding,
+    Linear,
+    RMSNorm,
+    embedding,
+    reads_all,
+    reads_share,
+)
+from specdec.parallel.exchange import Exchange
 from weights.config import EagleConfig
 
 
 class EagleLayer(nn.Module):
     """A decoder layer; the first of a "qkv" draft reads concat(embedding, feature)."""
 
-    def __init__(self, config: EagleConfig, index: int, rope: tuple[Tensor, Tensor]) -> None:
+    def __init__(
+        self,
+        config: EagleConfig,
+        index: int,
+        rope: tuple[Tensor, Tensor],
+        exchange: Exchange | None,
+    ) -> None:
         super().__init__()
         D = config.layer.hidden_size
         eps = config.layer.rms_norm_eps
@@ -25,11 +41,12 @@ class EagleLayer(nn.Module):
         self.is_wide = is_first and config.entry == "qkv"
         self.norm_before_residual = config.norm_before_residual
         has_input_norm = config.has_input_layernorm or not is_first
-        self.input_layernorm = RMSNorm(D, eps) if has_input_norm else None
+        self.input_layernorm = RMSNorm(D, eps, reads_all(exchange)) if has_input_norm else None
         self.hidden_norm = RMSNorm(D, eps) if self.is_wide and config.has_hidden_norm else None
-        self.self_attn = Attention(config.layer, index, rope, 2 * D if self.is_wide else D)
-        self.post_attention_layernorm = RMSNorm(D, eps)
-        self.mlp = MLP(config.layer)
+        num_in = 2 * D if self.is_wide else D
+        self.self_attn = Attention(config.layer, index, rope, num_in, exchange)
+        self.post_attention_layernorm = RMSNorm(D, eps, reads_share(exchange))
+        self.mlp = MLP(config.layer, exchange)
 
     def forward(
         self, u_TD: Tensor, stream_TD: Tensor, rows_X: Tensor | None = None
@@ -53,23 +70,32 @@ class EagleLayer(nn.Module):
 
 
 class EagleModel(nn.Module):
-    def __init__(self, config: EagleConfig, rope: tuple[Tensor, Tensor]) -> None:
+    """A draft, or a rank's part of it. config: of the whole; exchange: as DecoderModel has it."""
+
+    def __init__(
+        self, config: EagleConfig, rope: tuple[Tensor, Tensor], exchange: Exchange | None = None
+    ) -> None:
         super().__init__()
         D = config.layer.hidden_size
         Dt = config.target_hidden_size
         eps = config.layer.rms_norm_eps
         taps = max(len(config.aux_boundaries), 1)
         self.config = config
-        self.embed_tokens = Embedding(config.vocab_size, D)
+        self.is_cut = exchange is not None
+        self.embed_tokens = embedding(config.vocab_size, D, exchange)
         self.embed_norm = RMSNorm(D, eps) if config.has_embed_norm else None
         self.input_norm = RMSNorm(taps * Dt, eps) if config.norm_before_fc else None
         fc_norms = (RMSNorm(Dt, eps) for _ in range(taps))
         self.fc_norm = nn.ModuleList(fc_norms) if config.has_fc_norm else None
         fc_in = D + Dt if config.entry == "fc" else taps * Dt
         self.fc = Linear(fc_in, D, config.fc_bias) if config.has_fc else None
-        self.layers = nn.ModuleList(EagleLayer(config, i, rope) for i in range(config.num_layers))
-        self.norm = RMSNorm(D, eps) if config.has_final_norm else None
-        self.lm_head = Embedding(config.draft_vocab_size, D)  # never run: see rounds/propose.py
+        numbers = range(config.num_layers)
+        self.layers = nn.ModuleList(EagleLayer(config, i, rope, exchange) for i in numbers)
+        self.norm = RMSNorm(D, eps, reads_all(exchange)) if config.has_final_norm else None
+        self._add = add if exchange is None else exchange.add
+        W = config.draft_vocab_size
+        rows = W if exchange is None else len(exchange.shard.ids_of(W))
+        self.lm_head = Embedding(rows, D)  # never run: see rounds/propose.py
         self.logits_factor = 1.0  # a borrowed head has the target's
 
     def features(self, features_TE: Tensor) -> Tensor:
@@ -131,11 +157,10 @@ class EagleModel(nn.Module):
         """Return what the first layer's attention reads, and the stream beside it."""
         layer = self._first
         norm, embed_norm = layer.hidden_norm, layer.input_layernorm
-        table_VD = self.embed_tokens.weight
         is_plain = self.embed_norm is None and not layer.norm_before_residual
         if is_plain and norm is not None and embed_norm is not None:
             norms = JointNorms(embed_norm.weight, norm.weight, norm.eps)
-            given = input_ids_T, table_VD, g_XD, norms
+            given = *self._table(input_ids_T), g_XD, norms
             if rows_T is None:
                 return joint_input(*given), g_XD
             return joint_input_of_rows(*given, rows_T)
@@ -146,6 +171,16 @@ class EagleModel(nn.Module):
         if self.config.entry == "fc" and self.fc is not None:
             g_TD = self.fc(torch.cat([embed_TD, g_TD], dim=-1))
         return layer.enter(g_TD, embed_TD)
+
+    def _table(self, ids_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rows, by number, of a table that has the embeddings of these ids."""
+        if not self.is_cut:
+            return ids_T, self.embed_tokens.weight
+        return torch.arange(len(ids_T), device=ids_T.device), self.embed_tokens(ids_T)
+
+    def add(self, x: Sums, stream_XD: Tensor, out_XD: Tensor) -> None:
+        """Finish what `forward` returns: the stream after the last layer overwrites out."""
+        self._add(x, stream_XD, out_XD)
 
     def head_input(self, stream_XD: Tensor) -> tuple[Tensor, Tensor]:
         """From finished streams [X, D], make the head's input and the next row's feature."""
@@ -166,8 +201,10 @@ class EagleModel(nn.Module):
         """
         x, stream_BD = self(input_ids_B, g_XD, rows_B)
         if self.norm is None:
-            out_BD = torch.empty_like(stream_BD) if streams_out_BD is None else streams_out_BD
-            add(x, stream_BD, out_BD)
+            out_BD = streams_out_BD
+            if out_BD is None:
+                out_BD = stream_BD.new_empty(x.parts_STN.shape[1:])
+            self.add(x, stream_BD, out_BD)
             return out_BD, out_BD
         if self.config.recycled == "post_norm":
             normed_BD, _ = self.norm.add(x, stream_BD)

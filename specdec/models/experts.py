@@ -1,6 +1,8 @@
 """A mixture of experts in the place of an MLP, by the checkpoint's names.
 
-Rows of padding choose no expert. Letters: T rows, D hidden, E experts, I width of each.
+Rows of padding choose no expert. Of several ranks each has a range of neighbouring experts: all
+choose alike, each computes the slots of its own, and the reader finds every slot at its place.
+Letters: T rows, D hidden, E experts, I width of each.
 """
 
 import torch
@@ -15,6 +17,7 @@ from specdec.kernels.opaque import opaque
 from specdec.models.attention import cache_slots
 from specdec.models.layers import Linear
 from weights.config import ExpertsConfig
+from weights.shard import WHOLE
 
 HITTING_ALL = 4  # times E / k rows that choose at random hit 98 % of E experts
 
@@ -35,9 +38,15 @@ class Experts(nn.Module):
 
     def forward(self, x_TD: Tensor, rows_T: Tensor | None = None) -> Sums:
         """rows: which rows of the pass these are; None: all, in order."""
+        config = self.config
         logits = router_logits(x_TD, self.gate.weight)
-        chosen = choose_experts(logits, self.config.per_token, self.config.renormalise, rows_T)
         weights = self.experts.gate_up_proj, self.experts.down_proj
+        choice = logits, config.per_token, config.renormalise, rows_T
+        if config.shard != WHOLE:
+            held = config.held
+            ids, shares, places = choose_of_held(*choice, held.start, len(held))
+            return experts_mlp(x_TD, ids, shares, *weights)._replace(places_TS=places)
+        chosen = choose_experts(*choice)
         other = None if torch.compiler.is_compiling() else backend.get().experts
         if other is not None:
             return Sums(other(x_TD, *chosen, *weights)[None], None)
@@ -69,3 +78,26 @@ def choose_experts(
     """Return ids and weights of each row's experts [T, k]; see route.py."""
     found = route(logits, num_chosen, is_renormalized, cache_slots(), rows_T)
     return found.ids_TS, found.weights_TS
+
+
+def _empty_places(
+    logits: Sums, num_chosen: int, is_renormalized: bool, rows_T: Tensor | None, *held: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    ids_TS, weights_TS = _empty_choice(logits, num_chosen, is_renormalized, rows_T)
+    return ids_TS, weights_TS, torch.empty_like(ids_TS)
+
+
+@opaque(_empty_places)
+def choose_of_held(
+    logits: Sums,
+    num_chosen: int,
+    is_renormalized: bool,
+    rows_T: Tensor | None,
+    first: int,
+    num_held: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ids among this rank's experts, and weights and places of all [T, k]; see route.py."""
+    held = range(first, first + num_held)
+    found = route(logits, num_chosen, is_renormalized, cache_slots(), rows_T, held)
+    assert found.places_TS is not None
+    return found.ids_TS, found.weights_TS, found.places_TS

@@ -4,6 +4,8 @@ Every product, norm and activation goes through specdec.kernels, whose rows do n
 neighbours. Letters: T rows, D hidden, H query heads, G kv heads, C channels per head, I mlp width.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -11,16 +13,27 @@ from specdec.kernels.gate_up import gate_up
 from specdec.kernels.linear import Sums, linear, split_linear
 from specdec.kernels.norms import add_rms_norm, rms_norm
 from specdec.kernels.rotate_and_store import HeadNorms
+from specdec.kernels.sum_order import Whole
 from specdec.kernels.take_rows import take_rows
 from specdec.models.attention import attend, room_for, store_kv
+from specdec.parallel.exchange import Exchange
 from weights.config import LayerKind
+
+Reader = Callable[[Sums, Tensor, Tensor, float, Tensor | None], tuple[Tensor, Tensor]]
 
 
 class Linear(nn.Module):
-    """A row-invariant product with an optional bias: finished, or as sums for the next kernel."""
+    """A row-invariant product with an optional bias: finished, or as sums for the next kernel.
 
-    def __init__(self, num_in: int, num_out: int, bias: bool = False) -> None:
+    whole: the weight's shape [N, K] before several GPUs took rows, or neighbouring columns, of it;
+        None: it is whole. Of columns, `sums` is one part, and the bias is for all parts together
+    """
+
+    def __init__(
+        self, num_in: int, num_out: int, bias: bool = False, whole: Whole | None = None
+    ) -> None:
         super().__init__()
+        self.whole = whole
         self.weight = nn.Parameter(torch.empty(num_out, num_in), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(num_out), requires_grad=False) if bias else None
 
@@ -29,7 +42,7 @@ class Linear(nn.Module):
 
     def sums(self, x_TD: Tensor, first: int = 0) -> Sums:
         """first: columns before it may hold anything."""
-        return split_linear(x_TD, self.weight, self.bias, first)
+        return split_linear(x_TD, self.weight, self.bias, first, self.whole)
 
 
 class Embedding(nn.Module):
@@ -43,13 +56,37 @@ class Embedding(nn.Module):
         return self.weight[ids_T]
 
 
-class RMSNorm(nn.Module):
-    """`forward` norms x; `add` norms x + residual and returns that sum too: the residual stream."""
+class CutEmbedding(Embedding):
+    """A rank's rows of a table; every rank finds the rows of all."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, vocab_size: int, width: int, exchange: Exchange) -> None:
+        ids = exchange.shard.ids_of(vocab_size)
+        super().__init__(len(ids), width)
+        self._first = ids.start
+        self._exchange = exchange
+
+    def forward(self, ids_T: Tensor) -> Tensor:
+        return self._exchange.embed(ids_T, self.weight, self._first)
+
+
+def embedding(vocab_size: int, width: int, exchange: Exchange | None) -> Embedding:
+    """Make the embedding of a whole vocabulary, or a rank's part of it."""
+    if exchange is None:
+        return Embedding(vocab_size, width)
+    return CutEmbedding(vocab_size, width, exchange)
+
+
+class RMSNorm(nn.Module):
+    """`forward` norms x; `add` norms x + residual and returns that sum too: the residual stream.
+
+    reader: what `add` calls; reads_all, reads_share below give that of several ranks
+    """
+
+    def __init__(self, width: int, eps: float, reader: Reader = add_rms_norm) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width), requires_grad=False)
         self.eps = eps
+        self._reader = reader
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return rms_norm(x_TD, self.weight, self.eps)
@@ -58,25 +95,53 @@ class RMSNorm(nn.Module):
         self, x: Sums, residual_TD: Tensor, tap_TD: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Norm x + residual; return it with x + residual, which also goes to `tap_TD`."""
-        return add_rms_norm(x, residual_TD, self.weight, self.eps, tap_TD)
+        return self._reader(x, residual_TD, self.weight, self.eps, tap_TD)
+
+
+def reads_all(exchange: Exchange | None) -> Reader:
+    """Find the reader of sums that returns the stream of all rows. None: of a whole model."""
+    return add_rms_norm if exchange is None else exchange.add_rms_norm
+
+
+def reads_share(exchange: Exchange | None) -> Reader:
+    """Find the reader of sums that returns the stream for no other use than the next reader's."""
+    return add_rms_norm if exchange is None else exchange.add_to_share
+
+
+def local_kind(kind: LayerKind, exchange: Exchange | None) -> LayerKind:
+    """Give what a rank has of a layer, or all of it."""
+    return kind if exchange is None else kind.local(exchange.shard)
 
 
 class Attention(nn.Module):
-    """Self-attention over the paged cache. num_in: 2 D in the first layer of an EAGLE-3 draft."""
+    """Self-attention over the paged cache, with a rank's heads.
+
+    kind: of the whole layer. num_in: 2 D in the first layer of an EAGLE-3 draft
+    """
 
     def __init__(
-        self, config: LayerKind, index: int, rope: tuple[Tensor, Tensor], num_in: int
+        self,
+        kind: LayerKind,
+        index: int,
+        rope: tuple[Tensor, Tensor],
+        num_in: int,
+        exchange: Exchange | None = None,
     ) -> None:
         super().__init__()
+        config = local_kind(kind, exchange)
         H = config.num_heads
         G = config.num_kv_heads
         C = config.head_dim
+        D = config.hidden_size
+        qkv = (kind.num_heads + 2 * kind.num_kv_heads) * C
+        whole = None if exchange is None else (qkv, num_in)
         self.index = index
         self.rope = rope
         self.scale = config.attention_scale
         self._query_columns = H * C
-        self.qkv_proj = Linear(num_in, (H + 2 * G) * C, config.qkv_bias)
-        self.o_proj = Linear(H * C, config.hidden_size, config.o_bias)
+        self.qkv_proj = Linear(num_in, (H + 2 * G) * C, config.qkv_bias, whole)
+        whole = None if exchange is None else (D, kind.num_heads * C)
+        self.o_proj = Linear(H * C, D, config.o_bias, whole)
         self.q_norm = RMSNorm(C, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(C, config.rms_norm_eps) if config.qk_norm else None
 
@@ -104,14 +169,15 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU over one fused gate and up product."""
+    """SwiGLU over one fused gate and up product, with a rank's columns. kind: of the layer."""
 
-    def __init__(self, config: LayerKind) -> None:
+    def __init__(self, kind: LayerKind, exchange: Exchange | None = None) -> None:
         super().__init__()
-        D = config.hidden_size
-        I = config.intermediate_size
-        self.gate_up_proj = Linear(D, 2 * I, config.mlp_bias)
-        self.down_proj = Linear(I, D, config.mlp_bias)
+        D = kind.hidden_size
+        I = local_kind(kind, exchange).intermediate_size
+        self.gate_up_proj = Linear(D, 2 * I, kind.mlp_bias)
+        whole = None if exchange is None else (D, kind.intermediate_size)
+        self.down_proj = Linear(I, D, kind.mlp_bias, whole)
 
     def forward(self, x_TD: Tensor) -> Sums:
         return self.down_proj.sums(gate_up(x_TD, self.gate_up_proj.weight, self.gate_up_proj.bias))

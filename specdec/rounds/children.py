@@ -19,9 +19,10 @@ from specdec.kernels.best_children import (
     score_of,
 )
 from specdec.kernels.choose_token import noise_ref
+from specdec.kernels.cut_ids import first_id
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.rounds.level import DraftLevel, count_drafting, decide, decide_ref, replace
-from specdec.rounds.rank import ROOT, best, log_probs, perturbed, ranks
+from specdec.rounds.rank import ROOT, best, best_of_all, log_probs, perturbed, ranks
 
 RANKED = 64  # nodes of a level against which others are ranked at a time
 WARPS = 4  # measured on an H200
@@ -35,7 +36,7 @@ def launch_children(logits_XW: Tensor, to: DraftLevel, noise: Perturbation | Non
     """
     k = to.width
     P = to.rows_per_req
-    found = launch_best_children(logits_XW, k, noise)
+    found = launch_best_children(logits_XW, k, noise, to.cut)
     buffers = to.buffers
     wide = buffers.candidates
     state = to.state
@@ -223,16 +224,16 @@ def add_children_ref(
     scores_XW = logits_XW
     if noise is not None:
         floor_X, keys = noise
-        noise_BW = noise_ref(keys.every(to.rows_per_req), logits_XW.shape[1])
+        of_slots = keys.every(to.rows_per_req)
+        noise_BW = noise_ref(of_slots, logits_XW.shape[1], first_id(to.cut))
         scores_XW = perturbed(logits_XW, floor_X, keys.temperatures, noise_BW)
-    log_probs_XW = log_probs(scores_XW)
-    id_Xk = best(log_probs_XW, k)
-    path_X1 = torch.zeros_like(log_probs_XW[:, :1])
+    log_prob_Xk, id_Xk = best_of_all(log_probs(scores_XW, to.cut), k, to.cut)
+    path_X1 = torch.zeros_like(log_prob_Xk[:, :1])
     parent_X1 = torch.full_like(id_Xk[:, :1], ROOT)
     if to.level != 0:
         parent_X1 = wide.row_places[:B].reshape(-1, 1)
         path_X1 = wide.scores[:B].gather(1, wide.row_places[:B]).view(-1, 1)
-    score_Xk = path_X1 + log_probs_XW.gather(1, id_Xk)
+    score_Xk = path_X1 + log_prob_Xk
     here = slice(to.first_place, to.first_place + to.rows_per_req * k)
     # a child without a probability is taken last
     score_Xk = torch.where(score_Xk.isnan(), -torch.inf, score_Xk)

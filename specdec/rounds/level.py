@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, tl
+from specdec.kernels.cut_ids import CutIds
 from specdec.rounds.buffers import StepBuffers
 from specdec.rounds.state import RequestState
 from specdec.sizes import DraftShape
@@ -37,6 +38,7 @@ class DraftLevel:
         probabilities of width 1; None: it has none
     threshold: [1] of the mean vote, on the device. Below 0 all slots go on, padding too, which the
         measurement of a level's cost at the start relies on. None: no slot stops
+    cut: the draft ids that this rank's head has, where others have the rest
     """
 
     buffers: StepBuffers
@@ -47,6 +49,7 @@ class DraftLevel:
     max_model_len: int
     calibration: Tensor | None = None
     threshold: Tensor | None = None
+    cut: CutIds | None = None
 
     @property
     def width(self) -> int:

@@ -25,11 +25,14 @@ from specdec.kernels.best_token import (
     TileMaxima,
     confidence,
     confidence_ref,
+    head_tiles,
     id_or_marker_ref,
+    join_tiles,
     launch_tile_maxima,
     lowest_best,
 )
 from specdec.kernels.choose_token import launch_choices, noisy_ref
+from specdec.kernels.cut_ids import tile_columns_of
 from specdec.kernels.linear import linear
 from specdec.kernels.overlap import begin
 from specdec.rounds.children import add_children_ref, launch_children, rank_children_ref
@@ -67,8 +70,9 @@ def propose_level(
     """
     if draw is None and to.width == 1 and use_triton(normed_XD):
         has_sums = to.calibration is not None
-        maxima = launch_tile_maxima(normed_XD, weight_WD, None, has_sums, factor=factor)
-        launch_write_nodes(maxima, to)
+        tiles = head_tiles(normed_XD, weight_WD, to.cut)
+        head = normed_XD, weight_WD, None, has_sums, tiles, factor, to.cut
+        launch_write_nodes(join_tiles(launch_tile_maxima(*head), to.cut, tiles.block_n), to)
         return
     logits_XW = linear(normed_XD, weight_WD, out_dtype=torch.float32)
     if factor != 1.0:
@@ -86,7 +90,8 @@ def write_level(logits_XW: Tensor, to: DraftLevel, noise: Perturbation | None) -
             launch_keep_nodes(len(logits_XW) // to.rows_per_req, to)
     else:
         assert noise is not None, "the tiles of the head need no logits"
-        choices = launch_choices(logits_XW, *noise, has_sums=to.calibration is not None)
+        has_sums, columns = to.calibration is not None, tile_columns_of(logits_XW, to.cut)
+        choices = join_tiles(launch_choices(logits_XW, *noise, has_sums, to.cut), to.cut, columns)
         launch_write_nodes(choices, to, noise.noise_keys.temperatures)
 
 
@@ -252,8 +257,8 @@ def _write_nodes_ref(
     """Write each slot's best token to the state; return the tokens [B, 1]."""
     state = to.state
     row_B = to.buffers.sample_mapping[: len(level_B)]
-    scores_BW = logits_BW if noise is None else noisy_ref(logits_BW, *noise)
-    guess_B = id_or_marker_ref(scores_BW).clamp(min=0)
+    scores_BW = logits_BW if noise is None else noisy_ref(logits_BW, *noise, to.cut)
+    guess_B = id_or_marker_ref(scores_BW, to.cut).clamp(min=0)
     token_B = guess_B if to.d2t_W is None else to.d2t_W[guess_B]
     room_B = to.max_model_len - 1 - state.num_computed_tokens[row_B]
     own_B = torch.minimum(level_B + 1, state.num_draft_tokens[row_B])
@@ -282,7 +287,7 @@ def _probs_ref(
         temperature_B = noise.noise_keys.temperatures
     is_drawn_B = temperature_B > 0
     row_B = to.buffers.sample_mapping[: len(level_B)]
-    share_B = confidence_ref(scores_BW, torch.where(is_drawn_B, temperature_B, 1.0))
+    share_B = confidence_ref(scores_BW, torch.where(is_drawn_B, temperature_B, 1.0), to.cut)
     inside_B = share_B.clamp(LEAST_CONFIDENCE, 1 - LEAST_CONFIDENCE)
     odds_B = to.calibration[is_drawn_B.long(), level_B] * (inside_B / (1 - inside_B))
     before_B = to.state.draft_probs[row_B, (level_B - 1).clamp(min=0)]

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl
+from specdec.kernels.block_sums import powers_of, sum_over_ids
+from specdec.kernels.cut_ids import CutIds, greatest_over_ids
 from specdec.kernels.gumbel import log_ref
-from specdec.kernels.invariant import blocked_exp, tree_sum
 from specdec.kernels.overlap import begin
 from specdec.rounds.level import DraftLevel
 
@@ -162,12 +163,24 @@ def best(scores_XM: Tensor, count: int) -> Tensor:
     return key_XM.topk(count, dim=-1).indices
 
 
-def log_probs(scores_XW: Tensor) -> Tensor:
+def best_of_all(scores_XW: Tensor, count: int, cut: CutIds | None) -> tuple[Tensor, Tensor]:
+    """Find the greatest scores of all ranks and their ids [X, count], in the order of `best`."""
+    id_Xk = best(scores_XW, count)
+    score_Xk = scores_XW.gather(1, id_Xk)
+    if cut is None:
+        return score_Xk, id_Xk
+    pair_2Xk = torch.stack([score_Xk.double(), (id_Xk + cut.first).double()])
+    of_ranks = cut.exchange.gather(pair_2Xk).permute(1, 2, 0, 3).flatten(2)
+    score_XN, id_XN = of_ranks[0].float(), of_ranks[1].long()
+    place_Xk = best(score_XN, count)
+    return score_XN.gather(1, place_Xk), id_XN.gather(1, place_Xk)
+
+
+def log_probs(scores_XW: Tensor, cut: CutIds | None = None) -> Tensor:
     """Log softmax in float32, at most 0; a row's result depends on nothing but the row."""
-    top_X1 = scores_XW.amax(dim=-1, keepdim=True)
+    top_X1 = greatest_over_ids(scores_XW, cut)
     behind_XW = scores_XW - top_X1
-    powers_XW = behind_XW.exp() if behind_XW.is_cuda else blocked_exp(behind_XW)
-    return behind_XW - log_ref(tree_sum(powers_XW))
+    return behind_XW - log_ref(sum_over_ids(powers_of(behind_XW), cut))
 
 
 def perturbed(

@@ -66,6 +66,7 @@ class PendingResult:
     proposals_cpu: Sequence[Tensor] = ()
     proposed: torch.cuda.Event | None = None
     _proposals: Proposals | None = None  # once they were read
+    number: int = 0  # counts the steps of a runner, from 1 on
     waits: HostWaits = field(default_factory=HostWaits)  # the time of `wait` is added there
 
     def ms_after(self, earlier: "PendingResult") -> float | None:
@@ -146,6 +147,7 @@ class Results:
         ]
         sent, waits = self._sent[slot], self.waits
         self.latest = PendingResult(rows_cpu, self._widths, sent, sampled, prompts, waits=waits)
+        self.latest.number = self._num_sent
         if self.latest.sent is not None:
             self.latest.sent.record(torch.cuda.current_stream(self._results.device))
 

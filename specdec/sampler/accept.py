@@ -14,21 +14,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.kernels.block_sums import sum_over_ids
+from specdec.kernels.cut_ids import CutIds, columns_of, greatest_over_ids
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafted:
-    """The drafts to decide on. Rows after num_drafts_B are padding."""
+    """The drafts to decide on. Rows after num_drafts_B are padding.
+
+    cut: the ids of the columns, where others have the rest
+    """
 
     target_probs_BQV: Tensor  # after all processors, zeros where no token is left
     draft_probs_BKV: Tensor  # over the target's ids, 0 where the draft has none
     draft_tokens_BK: Tensor
     num_drafts_B: Tensor  # 0..K
+    cut: CutIds | None = None
 
     def of_drafts(self) -> tuple[Tensor, Tensor]:
         """Gather the target's and the draft's probability of each draft, [B, K]."""
         token_BK1 = self.draft_tokens_BK[..., None]
-        target_BK1 = self.target_probs_BQV[:, : token_BK1.shape[1]].gather(2, token_BK1)
-        return target_BK1[..., 0], self.draft_probs_BKV.gather(2, token_BK1)[..., 0]
+        column_BK1, is_here_BK1 = columns_of(token_BK1, self.draft_probs_BKV, self.cut)
+        target_BK1 = self.target_probs_BQV[:, : token_BK1.shape[1]].gather(2, column_BK1)
+        both = torch.cat([target_BK1, self.draft_probs_BKV.gather(2, column_BK1)], dim=-1)
+        if self.cut is not None:  # others have 0
+            both = self.cut.greatest(both.where(is_here_BK1, 0.0))
+        target_BK, draft_BK = both.unbind(-1)
+        return target_BK, draft_BK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +106,7 @@ def block_odds(drafted: Drafted, prefix_BQ: Tensor) -> tuple[Tensor, Tensor]:
     if K == 0:
         return prefix_BQ[:, 1:], prefix_BQ[:, 1:]
     rest_BKV = prefix_BQ[:, :K, None] * drafted.target_probs_BQV[:, :K] - drafted.draft_probs_BKV
-    rest_BK = F.pad(rest_BKV.clamp(min=0).sum(dim=-1)[:, 1:], (0, 1))
+    rest_BK = F.pad(sum_over_ids(rest_BKV.clamp(min=0), drafted.cut)[:, 1:, 0], (0, 1))
     prefix_BK = prefix_BQ[:, 1:]
     is_last_BK = torch.arange(1, K + 1, device=prefix_BQ.device) >= drafted.num_drafts_B[:, None]
     numerator_BK = torch.where(is_last_BK, prefix_BK, rest_BK)
@@ -120,6 +132,6 @@ def _decide(drafted: Drafted, num_accepted_B: Tensor, prefix_BQ: Tensor) -> Deci
         draft_BV = drafted.draft_probs_BKV[b, num_accepted_B.clamp(max=K - 1)]
         residual_BV = (prefix_BQ[b, num_accepted_B, None] * weights_BV - draft_BV).clamp(min=0)
         # where rounding left nothing, target and draft are equal
-        is_target_B1 = (is_bonus_B | (residual_BV.sum(dim=1) == 0))[:, None]
+        is_target_B1 = is_bonus_B[:, None] | (greatest_over_ids(residual_BV, drafted.cut) == 0)
         weights_BV = torch.where(is_target_B1, weights_BV, residual_BV)
     return Decision(num_accepted_B=num_accepted_B, weights_BV=weights_BV, is_bonus_B=is_bonus_B)

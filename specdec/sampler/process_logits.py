@@ -9,6 +9,7 @@ of nodes with siblings, those on the row's path.
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl, use_triton
+from specdec.kernels.cut_ids import CutIds, first_id
 from specdec.kernels.overlap import begin
 from specdec.requests.params import SamplingFlags
 from specdec.rounds.state import RequestState
@@ -18,22 +19,27 @@ BLOCK = 2048
 
 
 def process_logits(
-    logits_TV: Tensor, rows: DecidedRows, state: RequestState, flags: SamplingFlags
+    logits_TV: Tensor,
+    rows: DecidedRows,
+    state: RequestState,
+    flags: SamplingFlags,
+    cut: CutIds | None = None,
 ) -> None:
-    """Apply what the step needs to its logits, in place."""
+    """Apply what the step needs to its logits, in place. cut: the ids of the columns."""
     if not use_triton(logits_TV):
-        process(logits_TV, rows, state, flags)
+        process(logits_TV, rows, state, flags, cut)
         return
     sampling = state.sampling
     has_paths = rows.path_TD is not None
     path_TD = rows.token_T[:, None] if rows.path_TD is None else rows.path_TD
     T, V = logits_TV.shape
-    stride, R = logits_TV.stride(0), len(sampling.floats) - 1
+    stride, R, first = logits_TV.stride(0), len(sampling.floats) - 1, first_id(cut)
     if flags.bias or flags.penalties:
         by_token = sampling.bias, sampling.in_prompt, sampling.output_counts
         _weights_kernel[(-(-V // BLOCK), T)](
             *(logits_TV, rows.state_T, rows.start_T, rows.token_T, sampling.floats, *by_token),
-            *(path_TD, path_TD.shape[1], sampling.floats.stride(0), stride, R, V),
+            *(path_TD, path_TD.shape[1], sampling.floats.stride(0), stride),
+            *(sampling.bias.stride(0), R, V, first),
             HAS_PATHS=has_paths,
             HAS_BIAS=flags.bias,
             HAS_PENALTIES=flags.penalties,
@@ -46,9 +52,10 @@ def process_logits(
     stops = state.min_positions, state.stop_ids
     words = sampling.bad_words, sampling.bad_lengths
     sizes = path_TD.shape[1], sampling.integers.stride(0), stride, R, sampling.history.shape[1]
+    columns = V, first
     _forbid_kernel[(T,)](
         *(logits_TV, sampling.history, *of_rows, *stops, *words, sampling.integers, path_TD),
-        *sizes,
+        *(*sizes, *columns),
         HAS_PATHS=has_paths,
         STOP_IDS=state.stop_ids.shape[1],
         HAS_WORDS=flags.bad_words,
@@ -73,8 +80,10 @@ def _weights_kernel(
     D1,
     stride_floats,
     stride_logits,
+    stride_ids,
     R,
     V,
+    first,  # id of the first column
     HAS_PATHS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_PENALTIES: tl.constexpr,
@@ -85,10 +94,10 @@ def _weights_kernel(
     tile = tl.program_id(0)
     t = tl.program_id(1)
     row = _state_row(t, states_ptr, R)
-    column = tile * BLOCK + tl.arange(0, BLOCK)
-    inside = column < V
-    at = row.to(tl.int64) * V + column
-    out_ptr = logits_ptr + t.to(tl.int64) * stride_logits + column
+    column = first + tile * BLOCK + tl.arange(0, BLOCK)
+    inside = column < first + V
+    at = row.to(tl.int64) * stride_ids + column
+    out_ptr = logits_ptr + t.to(tl.int64) * stride_logits - first + column
     x = tl.load(out_ptr, mask=inside, other=0.0)
     if HAS_BIAS:
         x = x + tl.load(bias_ptr + at, mask=inside, other=0.0)
@@ -134,6 +143,8 @@ def _forbid_kernel(
     stride_logits,
     R,
     N,
+    V,
+    first_id,  # of the columns
     HAS_PATHS: tl.constexpr,
     STOP_IDS: tl.constexpr,
     HAS_WORDS: tl.constexpr,
@@ -148,7 +159,7 @@ def _forbid_kernel(
     position = tl.load(positions_ptr + t)
     if position + 1 < tl.load(min_positions_ptr + row):
         stop_ids = tl.load(stop_ids_ptr + row * STOP_IDS + tl.arange(0, STOP_IDS))
-        _forbid(row_ptr, stop_ids, tl.full((STOP_IDS,), 1, tl.int1))
+        _forbid(row_ptr, stop_ids - first_id, tl.full((STOP_IDS,), 1, tl.int1), V)
     if HAS_WORDS:
         # the words that lack only their last token after row t, whose own goes to the history; of
         # rows with paths only the root's does
@@ -178,7 +189,7 @@ def _forbid_kernel(
         is_open = (j[None, :] < LENGTH - length[:, None]) | (j[None, :] == LENGTH - 1)
         is_next = tl.min(((tokens == before[None, :]) | is_open).to(tl.int32), axis=1) > 0
         is_next &= length > 0
-        _forbid(row_ptr, tl.load(words_ptr + word * LENGTH + LENGTH - 1), is_next)
+        _forbid(row_ptr, tl.load(words_ptr + word * LENGTH + LENGTH - 1) - first_id, is_next, V)
 
 
 @jit
@@ -189,7 +200,8 @@ def _state_row(t, states_ptr, R):
 
 
 @jit
-def _forbid(row_ptr, tokens, is_out):
+def _forbid(row_ptr, columns, is_out, V):
+    is_out = is_out & (columns >= 0) & (columns < V)
     # added, so that NaN stays NaN
-    x = tl.load(row_ptr + tokens, mask=is_out, other=0.0)
-    tl.store(row_ptr + tokens, x + float("-inf"), mask=is_out)
+    x = tl.load(row_ptr + columns, mask=is_out, other=0.0)
+    tl.store(row_ptr + columns, x + float("-inf"), mask=is_out)

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.kernels.best_token import NOT_FINITE, StopMask, best_token
+from specdec.kernels.best_token import NOT_FINITE, StopMask, best_token, id_or_marker_ref
+from specdec.kernels.block_sums import powers_of, sum_over_ids
 from specdec.kernels.choose_token import NoiseKeys, choose_token
+from specdec.kernels.cut_ids import CutIds, first_id, greatest_over_ids, num_ids
 from specdec.kernels.gumbel import BONUS, COIN, RESIDUAL, TARGET, uniform_ref
 from specdec.kernels.mask_rows import mask_rows
 from specdec.kernels.support_floor import support_floor
@@ -47,6 +49,7 @@ class Sampler:
     """rule: "exact", "rejection" or "block".
 
     d2t: the draft's target ids, None: it has the target's.
+    cut: the target's ids that this rank has logits of, where others have the rest
     """
 
     model: DecoderModel
@@ -54,6 +57,7 @@ class Sampler:
     state: RequestState
     rule: str
     d2t: Tensor | None
+    cut: CutIds | None = None
     _raw_TV: Tensor | None = None  # of the step, where a request asks for logprobs
 
     def choose(self, step: Step) -> None:
@@ -66,14 +70,15 @@ class Sampler:
         if not flags.logits:
             state = self.state  # no logits are written out
             mask = StopMask(rows.position_T, rows.state_T, state.min_positions, state.stop_ids)
-            best_token(hidden_TD, self.model.lm_head.weight, out_T, mask, self.model.logits_factor)
+            head = hidden_TD, self.model.lm_head.weight, out_T, mask, self.model.logits_factor
+            best_token(*head, self.cut)
             return
         logits_TV = self.model.logits(hidden_TD)
         self._raw_TV = logits_TV.clone() if flags.logprobs >= 0 else None
-        process_logits(logits_TV, rows, self.state, flags)
+        process_logits(logits_TV, rows, self.state, flags, self.cut)
         if step.masks is not None:  # the host has computed them while the forward ran
             row_X, bits_XW = (uploaded(part, logits_TV.device) for part in step.masks())
-            mask_rows(logits_TV, self._true_rows(row_X, step), bits_XW)
+            mask_rows(logits_TV, self._true_rows(row_X, step), bits_XW, first_id(self.cut))
         # padding within a batch slot draws too, and its token is never read
         places = TextPositions(rows.position_T, rows.start_T)
         limits, noise_keys = row_parameters(
@@ -81,12 +86,12 @@ class Sampler:
         )
         floor_T = torch.full_like(logits_TV[:, 0], -torch.inf)
         if flags.floor:
-            floor_T = support_floor(logits_TV, limits)
+            floor_T = support_floor(logits_TV, limits, self.cut)
         if is_exact:
-            choose_token(logits_TV, floor_T, noise_keys, out_T)
+            choose_token(logits_TV, floor_T, noise_keys, out_T, self.cut)
             return
         if step.parts:  # no draft precedes these rows; those that verify choose below
-            choose_token(logits_TV, floor_T, noise_keys._replace(stream=BONUS), out_T)
+            choose_token(logits_TV, floor_T, noise_keys._replace(stream=BONUS), out_T, self.cut)
         R = step.num_verify_rows
         if R > 0:
             self._accept_by_pq(logits_TV[:R], floor_T[:R], step.shape.rows, noise_keys.rows(0, R))
@@ -99,7 +104,8 @@ class Sampler:
         sampled = None
         if raw_TV is not None:
             kept_TV = raw_TV[self._kept_rows(step)] if step.shape.is_wide else raw_TV
-            sampled = logprobs_of(kept_TV, self._decided_tokens(step), step.flags.logprobs)
+            whole_TV = self._whole(kept_TV)
+            sampled = logprobs_of(whole_TV, self._decided_tokens(step), step.flags.logprobs)
         asked = any(part.num_logprobs is not None for part in step.parts)
         return RecordedLogprobs(sampled, self._prompt_logprobs(step) if asked else ())
 
@@ -196,9 +202,15 @@ class Sampler:
         token_X = torch.tensor(tokens, device=hidden_XD.device)
         starts = range(0, len(tokens), ROWS_AT_ONCE)
         pieces = [slice(start, start + ROWS_AT_ONCE) for start in starts]
-        return joined(
-            [logprobs_of(self.model.logits(hidden_XD[x]), token_X[x], num_top) for x in pieces]
-        )
+        found = []
+        for x in pieces:
+            logits_XV = self._whole(self.model.logits(hidden_XD[x]))
+            found.append(logprobs_of(logits_XV, token_X[x], num_top))
+        return joined(found)
+
+    def _whole(self, logits_XV: Tensor) -> Tensor:
+        """Join the logits of all ids: only logprobs need them in one place."""
+        return logits_XV if self.cut is None else self.cut.joined(logits_XV, 1)
 
     def _accept_by_pq(
         self, logits_TV: Tensor, floor_T: Tensor, query_len: int, noise_keys: NoiseKeys
@@ -210,7 +222,7 @@ class Sampler:
         coins_T = uniform_ref(noise_keys.seeds, noise_keys.positions, COIN, noise_keys.epochs)
         decision = RULES[self.rule](drafted, coins_T.view(B, Q)[:, : Q - 1])
         # a row that is not finite has no mass: no draft holds there, and the round ends in it
-        is_finite_BQ = (logits_TV.amax(dim=-1) < torch.inf).view(B, Q)
+        is_finite_BQ = (greatest_over_ids(logits_TV, self.cut) < torch.inf).view(B, Q)
         is_sound_B = is_finite_BQ.gather(1, decision.num_accepted_B[:, None])[:, 0]
         token_B = torch.where(is_sound_B, self._draw(decision, Q), NOT_FINITE)
         draft_BQ = torch.cat([drafted.draft_tokens_BK, token_B[:, None]], dim=1)
@@ -221,20 +233,21 @@ class Sampler:
 
     def _drafted(self, logits_BQV: Tensor, floor_T: Tensor, temperature_T: Tensor) -> Drafted:
         buffers = self.buffers
-        (B, Q, V) = logits_BQV.shape
+        (B, Q, V), cut = logits_BQV.shape, self.cut
         logits_TV = logits_BQV.view(B * Q, V)
         row_B = buffers.idx_mapping[:B]
         is_greedy_B11 = (self.state.sampling.temperature[row_B] == 0)[:, None, None]
         draft_BK = buffers.input_ids[: B * Q].view(B, Q)[:, 1:]
-        target_TV = probabilities(scaled_in_support(logits_TV, temperature_T, floor_T))
-        best_TV = torch.zeros_like(target_TV).scatter_(1, logits_TV.argmax(dim=-1, keepdim=True), 1)
-        best_TV = torch.where(logits_TV.amax(dim=-1, keepdim=True).isfinite(), best_TV, 0)
+        target_TV = probabilities(scaled_in_support(logits_TV, temperature_T, floor_T), cut)
+        best_TV = one_hot(id_or_marker_ref(logits_TV, cut), logits_TV, cut)
         target_BQV = torch.where(is_greedy_B11, best_TV.view(B, Q, V), target_TV.view(B, Q, V))
         draft_BKW = probabilities(self.state.draft_scores[row_B, : Q - 1])
         draft_BKV = draft_BKW
         if self.d2t is not None:
-            draft_BKV = draft_BKW.new_zeros(B, Q - 1, V).index_copy_(2, self.d2t, draft_BKW)
-        point_BKV = torch.zeros_like(draft_BKV).scatter_(2, draft_BK[..., None], 1)
+            draft_BKV = draft_BKW.new_zeros(B, Q - 1, num_ids(logits_TV, cut))
+            draft_BKV.index_copy_(2, self.d2t, draft_BKW)
+        draft_BKV = draft_BKV[..., first_id(cut) :][..., :V]
+        point_BKV = one_hot(draft_BK, draft_BKV, cut)
         # a draft without a choice is no draw: its token was certain
         is_point_BK1 = is_greedy_B11 | (draft_BKW.sum(dim=-1, keepdim=True) == 0)
         return Drafted(
@@ -242,6 +255,7 @@ class Sampler:
             draft_probs_BKV=torch.where(is_point_BK1, point_BKV, draft_BKV),
             draft_tokens_BK=draft_BK,
             num_drafts_B=(buffers.num_valid[:B] - 1).clamp(min=0),
+            cut=cut,
         )
 
     def _draw(self, decision: Decision, query_len: int) -> Tensor:
@@ -261,8 +275,9 @@ class Sampler:
         no_floor_B = torch.full_like(log_weights_BV[:, 0], -torch.inf)
         token_B = torch.empty_like(first_B)
         bonus_B = torch.empty_like(first_B)
-        choose_token(log_weights_BV, no_floor_B, noise_keys, token_B)
-        choose_token(log_weights_BV, no_floor_B, noise_keys._replace(stream=BONUS), bonus_B)
+        of_bonus = noise_keys._replace(stream=BONUS)
+        choose_token(log_weights_BV, no_floor_B, noise_keys, token_B, self.cut)
+        choose_token(log_weights_BV, no_floor_B, of_bonus, bonus_B, self.cut)
         return torch.where(decision.is_bonus_B, bonus_B, token_B)
 
 
@@ -272,6 +287,14 @@ def scaled_in_support(logits_TV: Tensor, temperature_T: Tensor, floor_T: Tensor)
     return torch.where(scaled_TV < floor_T[:, None], -torch.inf, scaled_TV)
 
 
-def probabilities(scaled_XV: Tensor) -> Tensor:
+def one_hot(id_X: Tensor, like_XV: Tensor, cut: CutIds | None) -> Tensor:
+    """Put 1 in the columns of ids; a row has none for a marker or an id of another rank."""
+    first = first_id(cut)
+    id_V = torch.arange(first, first + like_XV.shape[-1], device=id_X.device)
+    return (id_V == id_X[..., None]).to(like_XV.dtype)
+
+
+def probabilities(scaled_XV: Tensor, cut: CutIds | None = None) -> Tensor:
     """Softmax; zeros where no token is left."""
-    return scaled_XV.softmax(dim=-1).nan_to_num(0.0)
+    powers_XV = powers_of(scaled_XV - greatest_over_ids(scaled_XV, cut))
+    return (powers_XV / sum_over_ids(powers_XV, cut)).nan_to_num(0.0)

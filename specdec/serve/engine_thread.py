@@ -116,6 +116,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="specdec-engine", daemon=True)
         self._engine.owner = self._thread
         self._thread.start()
+        self._engine.watch_ranks(partial(self.call, self._engine.check_ranks, is_fatal=True))
 
     def add(self, new: NewRequest) -> Future[None]:
         """Queue a request whose id no other ever has; answered once checked."""
@@ -196,8 +197,10 @@ class EngineThread:
             self._engine.drain()
         except BaseException as error:
             logger.exception("the engine has failed: running requests are lost, no more are taken")
+            self._engine.end_ranks()
             self._end(error)
         else:
+            self._engine.end_ranks()
             self._end(None)
 
     def _run_commands(self) -> bool:

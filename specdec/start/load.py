@@ -28,6 +28,8 @@ from specdec.kernels.tables import user_table
 from specdec.kernels.tiles import dtype_name
 from specdec.models.build import bytes_per_block
 from specdec.models.products import experts_of, products_of
+from specdec.parallel.begin import Found, check_ranks, leading
+from specdec.parallel.ranks import ALONE, ONE_RANK, Parallel, Ranks
 from specdec.requests.intake import Intake
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
@@ -78,11 +80,19 @@ class Loaded:
 
 
 @compiling_is_expected()
-def load(model: str | Path, speculation: SpeculativeConfig | None, config: EngineConfig) -> Loaded:
+def load(
+    model: str | Path,
+    speculation: SpeculativeConfig | None,
+    config: EngineConfig,
+    parallel: Parallel = ONE_RANK,
+) -> Loaded:
     """Load everything and build the engine.
 
-    ValueError for what does not fit together or on the device; weights.CheckpointError for files.
+    ValueError for what does not fit together or on the device; weights.CheckpointError for files;
+    RankError if another rank cannot load.
     """
+    if parallel.size > 1:
+        config = replace(config, device=check_ranks(device_of(config.device), parallel.size))
     device = device_of(config.device)
     advise_threads(device)
     has_draft = speculation is not None and speculation.num_speculative_tokens != 0
@@ -106,34 +116,60 @@ def load(model: str | Path, speculation: SpeculativeConfig | None, config: Engin
         check_target(directory, known, config.max_model_len)
         largest_sizes(config, drafting, known, None)  # refuses a length early
         check_weights(reader, dtype_of(config.dtype, device), device_memory(device))
-    with _phase("tokenizer"):
-        tokenizer = Tokenizer(tokenizer_directory)
-        if is_valid:
-            check_tokenizer(tokenizer_directory, tokenizer, known.vocab_size)
-    progress = config.use_tqdm_on_load
-    with _phase("target weights"):
-        dtype = dtype_of(config.dtype, device)
-        target = load_target(directory, dtype=dtype, device=device, progress=progress)
-    logger.info("%s", target.report)
-    eagle = None
-    if speculation is not None and draft_directory is not None:
-        with _phase("draft weights"):
-            eagle = _load_draft(draft_directory, speculation, target, progress)
-        logger.info("%s", eagle.report)
-        drafting = of_draft(drafting, eagle.config.draft_vocab_size)
-    runner = _runner(config, speculation, drafting, target, eagle, backend)
-    engine = assemble(
-        runner,
-        target.config,
-        tokenizer,
-        seed=config.seed,
-        use_prefix_cache=config.enable_prefix_caching,
-        is_async=config.async_scheduling,
-        slowdown=config.max_prompt_slowdown,
-    )
+    found = Found(directory, draft_directory, speculation, drafting)
+    with leading(found, config, parallel) as lead:
+        with _phase("tokenizer"):
+            tokenizer = Tokenizer(tokenizer_directory)
+            if is_valid:
+                check_tokenizer(tokenizer_directory, tokenizer, known.vocab_size)
+        ranks = ALONE if lead is None else lead
+        target, eagle, runner = _load_models(found, config, backend, ranks)
+        runner.followers = lead
+        engine = assemble(
+            runner,
+            target.config,
+            tokenizer,
+            seed=config.seed,
+            use_prefix_cache=config.enable_prefix_caching,
+            is_async=config.async_scheduling,
+            slowdown=config.max_prompt_slowdown,
+        )
+        if lead is not None:
+            with _phase("other ranks"):
+                lead.serve()
     if device.type == "cuda":
         log_compilations()
     return Loaded(target=target, eagle=eagle, tokenizer=tokenizer, engine=engine)
+
+
+@compiling_is_expected()
+def load_rank(found: Found, config: EngineConfig, ranks: Ranks) -> Runner:
+    """Load the models of another rank, on its own device, in the order in which rank 0 does."""
+    device = device_of(config.device)
+    backend = _backend(config, device, found.has_draft)
+    if device.type == "cuda":
+        hashing_compiler()
+    return _load_models(found, config, backend, ranks)[-1]
+
+
+def _load_models(
+    found: Found, config: EngineConfig, backend: GraphBackend | None, ranks: Ranks
+) -> tuple[LoadedTarget, LoadedEagle | None, Runner]:
+    """Read the weights and build the runner: the part of the start that every rank does."""
+    device, progress = device_of(config.device), config.use_tqdm_on_load
+    speculation, drafting = found.speculation, found.drafting
+    with _phase("target weights"):
+        dtype = dtype_of(config.dtype, device)
+        target = load_target(found.target, dtype=dtype, device=device, progress=progress)
+    logger.info("%s", target.report)
+    eagle = None
+    if speculation is not None and found.draft is not None:
+        with _phase("draft weights"):
+            eagle = _load_draft(found.draft, speculation, target, progress)
+        logger.info("%s", eagle.report)
+        drafting = of_draft(drafting, eagle.config.draft_vocab_size)
+    ranks.join(device)
+    return target, eagle, _runner(config, speculation, drafting, target, eagle, backend, ranks)
 
 
 def assemble(
@@ -226,6 +262,7 @@ def _runner(
     target: LoadedTarget,
     eagle: LoadedEagle | None,
     backend: GraphBackend | None,
+    ranks: Ranks,
 ) -> Runner:
     """Build the runner with a cache that fits, its graphs captured."""
     embedding = target.tensors["embed_tokens.weight"]
@@ -257,7 +294,8 @@ def _runner(
     has_graphs = backend is not None
     if device.type == "cuda":
         with _phase("kernels"), frozen_heap():
-            build = compiled(build, most, config.graphs, has_graphs, config.use_tqdm_on_load)
+            progress = config.use_tqdm_on_load
+            build = compiled(build, most, config.graphs, has_graphs, progress, ranks)
     if device.type == "cuda" and config.num_kv_blocks is None:
         tensors = [x for model in (target, eagle) if model for x in model.tensors.values()]
         with _phase("memory plan"):
@@ -265,9 +303,10 @@ def _runner(
         blocks = plan_memory(needs, config.utilization, most)
         logger.info("memory:\n%s", memory_table(needs, config.utilization, blocks))
     else:
-        blocks = _num_blocks(config, most, block, device)
+        num_beside = ranks.size if device.type == "cpu" else 1
+        blocks = _num_blocks(config, most, block, device_memory(device) // num_beside)
     with _phase("cache, graphs"), frozen_heap() if has_graphs else nullcontext():
-        runner = build(replace(most, num_kv_blocks=blocks))
+        runner = build(replace(most, num_kv_blocks=ranks.least(blocks)))
         runner.capture()
     return runner
 
@@ -278,18 +317,23 @@ def compiled(
     graphs: GraphConfig,
     has_graphs: bool,
     progress: bool = True,
+    ranks: Ranks = ALONE,
 ) -> "partial[Runner]":
     """Compile all kernels; return a builder whose runners capture steps as large as it pays."""
     trial = build(replace(sizes, num_kv_blocks=1))
-    compile_ahead(trial, progress)
+    ranks.after_first(partial(compile_ahead, trial, progress))
     if not has_graphs or not graphs.captures_pieces_by_default:
         return build
-    return partial(build, graph_config=replace(graphs, max_tokens=largest_captured(trial)))
+    max_tokens = ranks.led(trial, partial(largest_captured, trial))
+    return partial(build, graph_config=replace(graphs, max_tokens=max_tokens))
 
 
-def _num_blocks(config: EngineConfig, most: EngineSizes, block: int, device: torch.device) -> int:
-    """Take the blocks that were given, if memory holds them; on a CPU else a quarter of it."""
-    blocks, memory = config.num_kv_blocks, device_memory(device)
+def _num_blocks(config: EngineConfig, most: EngineSizes, block: int, memory: int) -> int:
+    """Take the blocks that were given, if memory holds them; on a CPU else a quarter of it.
+
+    memory: bytes of a rank's device, or its share of the host
+    """
+    blocks = config.num_kv_blocks
     if blocks is None:
         return min(most.num_kv_blocks // cache_factor(config), max(memory // 4 // block, 1))
     if blocks * block >= memory:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from specdec.kernels.compilations import compiling_is_expected
 from specdec.kernels.tile_shapes import PARALLEL_ROWS, row_class
 from specdec.models.experts import rows_adding_experts
@@ -218,12 +220,11 @@ def _keys(runner: Runner) -> tuple[Timed, Timed, int] | None:
     starts = [RowStart(blocks=each, num_draft_tokens=K) for each in blocks]
     runner.start_rows(list(enumerate(starts)))
     step = _round(runner, rows, 0 if sizes.is_adaptive else None)
-    computed = runner.state.num_computed_tokens
     end = max(most * BLOCK_SIZE - 1 - 2 * sizes.query_len, 0)
     begin = min(context(sizes), end // 2) if runner.target.model.experts is not None else 0
-    computed[:count] = begin
+    runner.place({"num_computed_tokens": np.full(count, begin)})
     first = Timed(runner, step)
-    computed[:count] = end
+    runner.place({"num_computed_tokens": np.full(count, end)})
     later = Timed(runner, step)
     return first, later, count * (most * BLOCK_SIZE - begin)
 

@@ -14,7 +14,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from specdec.models.experts import rows_adding_experts
 from specdec.rounds.step_sizes import Step
@@ -55,7 +54,7 @@ def spread(runner: Runner, step: Step) -> tuple[Step, Callable[[], None] | None]
     if step.state_rows[0] < 0:
         start = RowStart(blocks=[], num_draft_tokens=runner.sizes.num_speculative_tokens)
         runner.start_rows([(row, start) for row in range(count)])
-        runner.state.num_computed_tokens[:count] = context(runner.sizes)
+        runner.place({"num_computed_tokens": np.full(count, context(runner.sizes))})
         step = replace(step, state_rows=range(count))
     assert step.state_rows == range(count), step.state_rows
     return step, _requests(runner, count, step.shape, drawn)
@@ -74,20 +73,18 @@ def _requests(
     nodes = min(shape.nodes, runner.sizes.max_model_len - 1)  # none is after the longest context
     parent_X = np.arange(nodes) // max(shape.width, 1)  # a tree that is full, level by level
     tokens = drawn.integers(state.sampling.vocab_size, size=(count, 1 + nodes))
-    found = [
-        (state.last_sampled_tokens[:count], tokens[:, 0]),
-        (state.num_nodes[:count], np.full(count, nodes)),
-        (state.draft_tokens[:count, :nodes], tokens[:, 1:]),
-        (state.draft_parents[:count, :nodes], np.tile(parent_X, (count, 1))),
-    ]
+    found = {
+        "last_sampled_tokens": tokens[:, 0],
+        "num_nodes": np.full(count, nodes),
+        "draft_tokens": tokens[:, 1:],
+        "draft_parents": np.tile(parent_X, (count, 1)),
+    }
     if state.draft_probs.shape[1]:
-        probs = np.full((count, nodes), 0.5, np.float32)
-        found.append((state.draft_probs[:count, :nodes], probs))
+        found["draft_probs"] = np.full((count, nodes), 0.5, np.float32)
     computed = state.num_computed_tokens[:count]
-    places = [computed, *(place for place, _ in found)]
-    values = [torch.tensor(value, device=runner.device) for _, value in found]
-    return partial(_write, places, [computed.clone(), *values])
-
-
-def _write(places: list[Tensor], values: list[Tensor]) -> None:
-    torch._foreach_copy_(places, values)
+    if runner.followers is not None:  # each run is told them; else it writes what lies there
+        found["num_computed_tokens"] = computed.cpu().numpy()
+        return partial(runner.place, found)
+    places = [runner.rows_of(name, values.shape) for name, values in found.items()]
+    values = [torch.tensor(value, device=runner.device) for value in found.values()]
+    return partial(torch._foreach_copy_, [computed, *places], [computed.clone(), *values])

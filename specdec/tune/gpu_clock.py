@@ -3,7 +3,7 @@
 A product is timed as a graph of calls over copies of its weight, enough that no copy is still in
 the cache when its turn comes. Kernels are the same for every N and K, so they are compiled first,
 all at once: 340 for all known models, about a minute on 16 cores. Those have 59 products and 9,200
-candidates of 20 to 30 milliseconds each, splits included: three to five minutes.
+candidates of 20 to 30 milliseconds each, parts included: three to five minutes.
 """
 
 from collections.abc import Callable, Iterable

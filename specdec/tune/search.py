@@ -1,7 +1,6 @@
 """The search: for each product the fastest candidate of every row class, written as it is found.
 
-The number of splits is given: it is the same for every number of rows, since it decides the order
-of a sum.
+The order of sums is given: the number of parts is the same for every number of rows.
 """
 
 import fcntl
@@ -13,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from specdec.kernels.sum_order import Order
 from specdec.kernels.tables import NONE, Entry, key_of, read_table, write_table
 from specdec.kernels.tile_rule import candidates, rule_shape
 from specdec.kernels.tile_shapes import ROW_CLASSES, Product, Shape
-from specdec.kernels.tiles import cut
+from specdec.kernels.tiles import cut, fitting_rows, of_rows
 from specdec.tune.gpu_clock import GpuClock, Job
 
-HEAD = f"{'product':<20} {'splits':>6} {'rows':>5} {'by rule':>10} {'tuned':>10} {'cuBLAS':>10}"
+HEAD = f"{'product':<20} {'parts':>6} {'rows':>5} {'by rule':>10} {'tuned':>10} {'cuBLAS':>10}"
 
 
 class Best(NamedTuple):
@@ -38,34 +38,34 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What is known of one product; `times` are all candidates', by row class and splits."""
+    """What is known of one product; `times` are all candidates', by row class and parts."""
 
     product: Product
-    splits: int
+    parts: int
     rows: dict[int, Best]
     times: dict[tuple[int, int, Shape], float]
 
     @property
     def entry(self) -> Entry:
-        return Entry(self.splits, {rows: best.shape for rows, best in self.rows.items()})
+        return Entry(self.parts, {rows: best.shape for rows, best in self.rows.items()})
 
     def table(self) -> str:
         """Write a line for every row class, in microseconds, below HEAD."""
         return "\n".join(
-            f"{self.product!s:<20} {self.splits:>6} {rows:>5} "
+            f"{self.product!s:<20} {self.parts:>6} {rows:>5} "
             f"{best.rule_us:>10.1f} {best.us:>10.1f} {best.cublas_us:>10.1f}"
             for rows, best in sorted(self.rows.items())
         )
 
     def as_json(self) -> dict[str, object]:
-        """List the times of all candidates that ran: [rows, splits, tiles, microseconds]."""
+        """List the times of all candidates that ran: [rows, parts, tiles, microseconds]."""
         return {
             "product": key_of(self.product),
-            "splits": self.splits,
+            "parts": self.parts,
             "rows": {str(rows): best.as_json() for rows, best in sorted(self.rows.items())},
             "times": [
-                [rows, splits, list(shape), us]
-                for (rows, splits, shape), us in self.times.items()
+                [rows, parts, list(shape), us]
+                for (rows, parts, shape), us in self.times.items()
                 if us < math.inf
             ],
         }
@@ -73,19 +73,19 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """splits_of: those of a product. file: the table that grows; None: none is written.
+    """order_of: that of a product's sums. file: the table that grows; None: none is written.
 
-    again: measure what the table has too; else a product's missing row classes, with its splits
+    again: measure what the table has too; else a product's missing row classes, with its parts
     """
 
     clock: GpuClock
     gpu: str
     file: Path | None
-    splits_of: Callable[[Product], int]
+    order_of: Callable[[Product], Order]
     again: bool = False
 
     def missing(self, products: Sequence[Product]) -> list[Product]:
-        """List the products whose entry lacks a row class, or was measured with other splits."""
+        """List the products whose entry lacks a row class, or was measured with other parts."""
         wanted = self._wanted(products)
         return [product for product in products if wanted[product]]
 
@@ -100,10 +100,10 @@ class Tuning:
         self.clock.prepare(
             job
             for p in products
-            for job in jobs_of(p, self.splits_of(p), wanted[p], self.clock.has_wgmma)
+            for job in jobs_of(p, self.order_of(p), wanted[p], self.clock.has_wgmma)
         )
         for product in products:
-            measured = measure(product, self.splits_of(product), wanted[product], self.clock)
+            measured = measure(product, self.order_of(product), wanted[product], self.clock)
             self._write(measured)
             yield measured
 
@@ -113,48 +113,51 @@ class Tuning:
         found = {}
         for product in products:
             entry = known.get(product, NONE)
-            measured = entry.rows if entry.splits == self.splits_of(product) else ()
+            order = self.order_of(product)
+            known_rows = fitting_rows(entry, product, order)
+            measured = known_rows if entry.parts == order.parts else {}
             found[product] = [rows for rows in ROW_CLASSES if rows not in measured]
         return found
 
     def _write(self, measured: Measured) -> None:
-        """Keep row classes that were measured before with the same splits."""
+        """Keep row classes that were measured before with the same parts."""
         if self.file is None:
             return
         with _locked(self.file):
             table = read_table(self.file)
             of_gpu = table.setdefault(self.gpu, {})
             known = of_gpu.get(measured.product, NONE)
-            rows = dict(known.rows) if known.splits == measured.splits else {}
+            rows = dict(known.rows) if known.parts == measured.parts else {}
             rows |= measured.entry.rows
-            of_gpu[measured.product] = Entry(measured.splits, rows)
+            of_gpu[measured.product] = Entry(measured.parts, rows)
             write_table(self.file, table)
 
 
 def jobs_of(
-    product: Product, splits: int, classes: Sequence[int], has_wgmma: bool
+    product: Product, order: Order, classes: Sequence[int], has_wgmma: bool
 ) -> Iterator[Job]:
     """List all that `measure` may ask of its clock, except cuBLAS."""
     for rows in classes:
-        for shape in candidates(product, rows, splits, has_wgmma):
-            yield Job(product, rows, cut(shape, rows, splits))
+        for shape in candidates(product, rows, of_rows(order, rows), has_wgmma):
+            yield Job(product, rows, cut(shape, rows, order))
 
 
-def measure(product: Product, splits: int, classes: Sequence[int], clock: GpuClock) -> Measured:
+def measure(product: Product, order: Order, classes: Sequence[int], clock: GpuClock) -> Measured:
     """Find the fastest tiles of these row classes; none is measured twice."""
     rows: dict[int, Best] = {}
     times: dict[tuple[int, int, Shape], float] = {}
     for each in classes:
-        shapes = candidates(product, each, splits, clock.has_wgmma)
-        by_rule = rule_shape(product, each, splits, clock.has_wgmma)
-        found = {s: clock.time(Job(product, each, cut(s, each, splits))) for s in shapes}
+        of_class = of_rows(order, each)
+        shapes = candidates(product, each, of_class, clock.has_wgmma)
+        by_rule = rule_shape(product, each, of_class, clock.has_wgmma)
+        found = {s: clock.time(Job(product, each, cut(s, each, order))) for s in shapes}
         best = min(found, key=found.__getitem__)
         if found[best] == math.inf:
             raise ValueError(f"{product}: no tiles for {each} rows run on this GPU")
         cublas_us = clock.time(Job(product, each, None))
         rows[each] = Best(best, found[best], found[by_rule], cublas_us)
-        times |= {(each, splits, shape): us for shape, us in found.items()}
-    return Measured(product=product, splits=splits, rows=rows, times=times)
+        times |= {(each, order.parts, shape): us for shape, us in found.items()}
+    return Measured(product=product, parts=order.parts, rows=rows, times=times)
 
 
 def _refuse_read_only(directory: Path) -> None:

@@ -33,10 +33,13 @@ TARGETS = {
 }
 
 
-def save(name: str, directory: Path, seed: int = 0) -> torch.nn.Module:
-    """Make the target of this name, save it, and return it in evaluation mode."""
+def save(name: str, directory: Path, seed: int = 0, **changes: object) -> torch.nn.Module:
+    """Make the target of this name, save it, and return it in evaluation mode.
+
+    changes: of its config
+    """
     prefix, keys = TARGETS[name]
-    config = getattr(transformers, f"{prefix}Config")(**SIZES, **keys)
+    config = getattr(transformers, f"{prefix}Config")(**(SIZES | keys | changes))
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()

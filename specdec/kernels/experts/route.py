@@ -3,6 +3,9 @@
 weight = exp(z - max) / total, the total over all experts or over the chosen ones. Ties go to the
 lowest id; slots are in falling order. A row of padding chooses the expert E, which is none, with
 weights 0, so that no expert is read for it and nothing is added to it.
+
+Where several GPUs have a range of experts each, all choose alike: ids count those of this one's
+range, others are none, and places say which GPU has the result of each slot.
 """
 
 from typing import NamedTuple
@@ -22,6 +25,7 @@ class Routing(NamedTuple):
 
     ids_TS: Tensor  # [T, k] int32, slots in falling order; E: padding
     weights_TS: Tensor  # [T, k] float32; 0: padding
+    places_TS: Tensor | None = None  # [T, k] int32: GPU * k + slot; 0 + slot: padding
 
 
 def route(
@@ -30,6 +34,7 @@ def route(
     is_renormalized: bool,
     slots_T: Tensor | None = None,
     rows_T: Tensor | None = None,
+    held: range | None = None,
 ) -> Routing:
     """Choose `num_chosen` experts for each row.
 
@@ -38,6 +43,8 @@ def route(
     slots_T:         cache slots, -1: a row of padding; None: there is none
     rows_T:          which of the slots the rows have, where these are some rows of a pass; numbers
                      that are no row are padding
+    held:            the experts of this GPU, where each has as many; ids then count from its first,
+                     and len(held) is none. None: all
     """
     splits, T, E = logits.parts_STN.shape
     if not 0 < num_chosen <= E:
@@ -45,19 +52,21 @@ def route(
     assert logits.parts_STN.dtype == torch.float32, logits.parts_STN.dtype
     assert rows_T is None or slots_T is not None, "rows are rows of slots"
     if not use_triton(logits.parts_STN):
-        return route_ref(logits, num_chosen, is_renormalized, slots_T, rows_T)
+        return route_ref(logits, num_chosen, is_renormalized, slots_T, rows_T, held)
     ids_TS = logits.parts_STN.new_empty(T, num_chosen, dtype=torch.int32)
     weights_TS = logits.parts_STN.new_empty(T, num_chosen)
     bias = weights_TS if logits.bias_N is None else logits.bias_N
     slots = ids_TS if slots_T is None else slots_T
     rows = ids_TS if rows_T is None else rows_T
+    places_TS = None if held is None else torch.empty_like(ids_TS)
+    part = {} if held is None else {"FIRST": held.start, "HELD": len(held), "places_ptr": places_TS}
     flags = {"IS_RENORMALIZED": is_renormalized, "HAS_BIAS": logits.bias_N is not None}
     flags |= {"HAS_SLOTS": slots_T is not None, "HAS_ROWS": rows_T is not None}
     sizes = {"SPLITS": splits, "K": num_chosen, "BLOCK_K": next_power_of_2(num_chosen)}
     options = {"BLOCK_E": next_power_of_2(E), "num_warps": 1} | launch_options(weights_TS)
     tensors = (ids_TS, weights_TS, logits.parts_STN, bias, slots, rows)
-    _route_kernel[(T,)](*tensors, T, len(slots), E, **flags, **sizes, **options)
-    return Routing(ids_TS, weights_TS)
+    _route_kernel[(T,)](*tensors, T, len(slots), E, **flags, **sizes, **options, **part)
+    return Routing(ids_TS, weights_TS, places_TS)
 
 
 @jit(varying=("T", "num_slots"))
@@ -80,6 +89,9 @@ def _route_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_E: tl.constexpr,
     PDL: tl.constexpr,
+    FIRST: tl.constexpr = 0,
+    HELD: tl.constexpr = 0,
+    places_ptr=None,  # [T, K], of experts on several GPUs
 ):
     begin(PDL)
     t = tl.program_id(0).to(tl.int64)
@@ -111,6 +123,10 @@ def _route_kernel(
         is_row = is_row & (tl.load(slots_ptr + row, mask=is_row, other=-1) >= 0)
         ids = tl.where(is_row, ids, E)
         weights = tl.where(is_row, weights, 0.0)
+    if places_ptr is not None:
+        places = tl.where(ids < E, ids // HELD, 0) * K + s
+        tl.store(places_ptr + t * K + s, places, mask=s < K)
+        ids = tl.where((ids >= FIRST) & (ids < FIRST + HELD), ids - FIRST, HELD)
     tl.store(ids_ptr + t * K + s, ids, mask=s < K)
     tl.store(weights_ptr + t * K + s, weights, mask=s < K)
 
@@ -135,6 +151,7 @@ def route_ref(
     is_renormalized: bool,
     slots_T: Tensor | None,
     rows_T: Tensor | None,
+    held: range | None = None,
 ) -> Routing:
     z_TE = logits.finish(torch.float32)
     E = z_TE.shape[1]
@@ -145,9 +162,19 @@ def route_ref(
     total_T1 = tree_sum(powers_TS if is_renormalized else powers_TE)
     weights_TS = powers_TS / total_T1
     if slots_T is None:
-        return Routing(ids_TS, weights_TS)
+        return _held(ids_TS, weights_TS, E, held)
     if rows_T is not None:
         is_row_T = (rows_T >= 0) & (rows_T < len(slots_T))
         slots_T = slots_T[rows_T.clamp(0, len(slots_T) - 1)].where(is_row_T, -1)
     is_row_T1 = (slots_T >= 0)[:, None]
-    return Routing(ids_TS.where(is_row_T1, E), weights_TS.where(is_row_T1, 0.0))
+    return _held(ids_TS.where(is_row_T1, E), weights_TS.where(is_row_T1, 0.0), E, held)
+
+
+def _held(ids_TS: Tensor, weights_TS: Tensor, E: int, held: range | None) -> Routing:
+    if held is None:
+        return Routing(ids_TS, weights_TS)
+    k = ids_TS.shape[1]
+    slot_S = torch.arange(k, dtype=torch.int32, device=ids_TS.device)
+    places_TS = (ids_TS // len(held)).where(ids_TS < E, 0) * k + slot_S
+    is_held_TS = (ids_TS >= held.start) & (ids_TS < held.stop)
+    return Routing((ids_TS - held.start).where(is_held_TS, len(held)), weights_TS, places_TS)

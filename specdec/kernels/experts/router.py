@@ -1,7 +1,7 @@
 """The router's product: E logits for each row, as unrounded float32 sums for route.py.
 
 W has few rows, so that K is cut into many splits, else two or three programs would read all of it.
-Splits are a function of (E, K) alone and are added in order, so tiles change no bit.
+Splits are a function of (E, K) alone, so tiles change no bit.
 """
 
 from functools import cache
@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import is_hopper, pick, use_triton
-from specdec.kernels.linear import Sums, launch_split_linear, split_linear_ref
+from specdec.kernels.invariant import blocked_product
+from specdec.kernels.linear import Sums, launch_split_linear
 from specdec.kernels.opaque import opaque
+from specdec.kernels.sum_order import UNIT, Order
 from specdec.kernels.tile_rule import MULTIPROCESSORS, rule_shape
 from specdec.kernels.tile_shapes import PARALLEL_ROWS, Product, row_class
-from specdec.kernels.tiles import Tiles, cut, dtype_name
+from specdec.kernels.tiles import Tiles, cut, dtype_name, of_rows
 
 SPLITS = (1, 2, 4, 8, 16)
-LEAST_K = 256  # of a split: split_blocks of tiles.py
+LEAST_K = 256  # of a split
 
 
 def router_logits(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Sums:
@@ -36,7 +38,7 @@ def _empty(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
 
 @opaque(_empty)
 def _router_sums(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
-    return pick(x_TD, launch_router, split_linear_ref)(x_TD, weight_ED)
+    return pick(x_TD, launch_router, router_ref)(x_TD, weight_ED)
 
 
 def launch_router(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
@@ -46,15 +48,20 @@ def launch_router(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
 
 
 def router_splits(E: int, K: int) -> int:
-    """Take as many splits as multiprocessors run at a time, with a block of 256 of K in each."""
+    """Take as many splits as multiprocessors run at a time, of equal lengths, 256 of K at least."""
     tiles = -(-E // 64)
-    fitting = (n for n in SPLITS if K // n >= LEAST_K and tiles * n <= MULTIPROCESSORS)
-    return max(fitting, default=1)
+    cuts = (n for n in SPLITS if K % (UNIT * n) == 0 and K // n >= LEAST_K)
+    return max((n for n in cuts if tiles * n <= MULTIPROCESSORS), default=1)
 
 
 @cache
 def router_tiles(rows: int, E: int, K: int, dtype: torch.dtype, has_wgmma: bool) -> Tiles:
     """Choose the tiles of a `row_class` by the rule; a table knows no router."""
     splits = router_splits(E, K)
+    order = of_rows(Order(splits, splits), rows)
     product = Product("split", E, K, dtype_name(dtype))
-    return cut(rule_shape(product, rows, splits, has_wgmma), rows, splits)
+    return cut(rule_shape(product, rows, order, has_wgmma), rows, order)
+
+
+def router_ref(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+    return blocked_product(x_TD, weight_ED)[None]

@@ -8,7 +8,7 @@ of 256 rows, 8 gate and 8 up rows take turns, so that one product has both. No l
 its first tiles are read before the launch before this one has ended.
 
 A sum has the order that linear.py describes, and its bits: W is on the wide side, a split adds 16
-of K after another, and a program that walks all splits adds them in order. The number of tiles is
+of K after another, and a program that walks splits adds neighbours first. The number of tiles is
 seldom a multiple of the multiprocessors, and those of a last turn would leave many idle: their rows
 are cut, so that more programs have some.
 

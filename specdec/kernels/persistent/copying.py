@@ -11,7 +11,7 @@ from specdec.kernels.persistent.items import (
     place_of_item,
     place_of_part,
 )
-from specdec.kernels.tiles import split_blocks
+from specdec.kernels.sum_order import split_blocks
 
 
 @gluon_jit
@@ -19,17 +19,16 @@ def copy_tiles(sources, ring, sizes, VARIANT: gl.constexpr):
     workload = extent_of(ring, sizes, VARIANT)
     step = 0
     K = sizes.K
-    blocks = split_blocks(K, ring.x.shape[2], VARIANT.splits)
+    blocks = split_blocks(K, ring.x.shape[2], VARIANT.splits) * VARIANT.walked
     ahead = _copy_ahead(sources, ring, workload, blocks, VARIANT)
     wait_for_inputs()
-    all_blocks = blocks * VARIANT.walked
     for i in range(num_own(workload)):
         place = place_of_item(own_item(i), ring, workload, VARIANT)
-        step = _copy_blocks(sources, ring, place, all_blocks, step, ahead, K, VARIANT, False)
+        step = _copy_blocks(sources, ring, place, blocks, step, ahead, VARIANT, False)
     if VARIANT.cuts > 1:
         for i in range(gl.program_id(0), workload.num_cut, gl.num_programs(0)):
             place = place_of_part(i, ring, workload, VARIANT)
-            step = _copy_blocks(sources, ring, place, all_blocks, step, ahead, K, VARIANT, True)
+            step = _copy_blocks(sources, ring, place, blocks, step, ahead, VARIANT, True)
 
 
 @gluon_jit
@@ -42,29 +41,28 @@ def wait_for_inputs():
 def _copy_ahead(sources, ring, workload, blocks, VARIANT: gl.constexpr):
     """Load W of the first blocks, which no launch writes; returns how many."""
     BLOCK_K: gl.constexpr = ring.x.shape[2]
-    count = gl.where(num_own(workload) > 0, blocks * VARIANT.walked, 0)
+    count = gl.where(num_own(workload) > 0, blocks, 0)
     count = gl.minimum(count, VARIANT.num_stages)
-    split, n0, _m0 = place_of_item(own_item(0), ring, workload, VARIANT)
+    part, n0, _m0 = place_of_item(own_item(0), ring, workload, VARIANT)
     for i in range(count):
-        _load_w(sources, ring, n0, (split * blocks + i) * BLOCK_K, i, True, VARIANT, False)
+        _load_w(sources, ring, n0, (part * blocks + i) * BLOCK_K, i, True, VARIANT, False)
     return count
 
 
 @gluon_jit
 def _copy_blocks(
-    sources, ring, place, count, step, ahead, K, VARIANT: gl.constexpr, IS_CUT: gl.constexpr
+    sources, ring, place, blocks, step, ahead, VARIANT: gl.constexpr, IS_CUT: gl.constexpr
 ):
     """Copy the tiles of one item, in all blocks of its K; returns the next step.
 
     Those of W are there or on their way for as many steps as were loaded `ahead`.
     """
-    split, n0, m0 = place
+    part, n0, m0 = place
     STAGES: gl.constexpr = VARIANT.num_stages
     BLOCK_K: gl.constexpr = ring.x.shape[2]
     BLOCK_M: gl.constexpr = ring.x.shape[1] // (VARIANT.cuts if IS_CUT else 1)
-    blocks = split_blocks(K, BLOCK_K, VARIANT.splits)
-    for i in range(count):
-        k = (split * blocks + i) * BLOCK_K
+    for i in range(blocks):
+        k = (part * blocks + i) * BLOCK_K
         at = step % STAGES
         ready = ring.ready.index(at)
         hopper.mbarrier.wait(ring.empty.index(at), (step // STAGES + 1) & 1)

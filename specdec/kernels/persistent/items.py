@@ -1,4 +1,4 @@
-"""The items of work of a program. An item is a tile of results: of one split, or of all walked.
+"""The items of work of a program. An item is a tile of results, of one part.
 
 First come whole items, in turns of all programs. Items of a last turn are cut into parts of their
 rows, and so are items that end after the last row of x, whose empty parts no program makes.
@@ -54,7 +54,7 @@ def own_item(i):
 
 @gluon_jit
 def place_of_item(item, ring, workload, VARIANT: gl.constexpr):
-    """Find an item's split, and its first row of W and of x."""
+    """Find an item's part, and its first row of W and of x."""
     BLOCK_M: gl.constexpr = ring.x.shape[1] + VARIANT.tail
     tiles = gl.maximum(workload.n_tiles * workload.m_tiles, 1)
     n_tile, m_tile = place_of(item % tiles, workload.n_tiles, gl.maximum(workload.m_tiles, 1))
@@ -67,14 +67,14 @@ def place_of_part(i, ring, workload, VARIANT: gl.constexpr):
     PART: gl.constexpr = ring.x.shape[1] // VARIANT.cuts
     items = workload.n_tiles * (VARIANT.splits // VARIANT.walked)  # of a tile of x
     of_turn = workload.num_cut - items * workload.last_parts
-    split, n0, m0 = place_of_item(workload.num_whole + i // VARIANT.cuts, ring, workload, VARIANT)
+    part, n0, m0 = place_of_item(workload.num_whole + i // VARIANT.cuts, ring, workload, VARIANT)
     m0 += i % VARIANT.cuts * PART
     j = i - of_turn
     last_parts = gl.maximum(workload.last_parts, 1)
     item = j // last_parts
     last_m0 = workload.m_tiles * ring.x.shape[1] + j % last_parts * PART
     return (
-        gl.where(j < 0, split, item // workload.n_tiles),
+        gl.where(j < 0, part, item // workload.n_tiles),
         gl.where(j < 0, n0, item % workload.n_tiles * VARIANT.height),
         gl.where(j < 0, m0, last_m0),
     )

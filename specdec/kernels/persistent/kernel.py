@@ -17,7 +17,7 @@ from specdec.kernels.persistent.items import (
 )
 from specdec.kernels.persistent.products import add_blocks, begin, sums_of_item, wait, zeros
 from specdec.kernels.persistent.results import finish, result, write
-from specdec.kernels.tiles import split_blocks
+from specdec.kernels.sum_order import split_blocks
 from specdec.kernels.warp_roles import make_barriers, make_ring
 
 
@@ -25,7 +25,7 @@ class Variant(NamedTuple):
     """What a compiled kernel is for."""
 
     splits: int
-    walked: int  # splits that a program adds; the others are its neighbours'
+    walked: int  # splits that a program adds to a part
     is_gated: bool
     has_bias: bool
     tail: int  # rows of x in a second tile beside the first
@@ -72,7 +72,7 @@ class Results(NamedTuple):
 
 @gluon_jit(varying=("T",))
 def persistent_kernel(
-    out_desc,  # [S, T, N] in blocks [1, rows, a group's columns]
+    out_desc,  # [parts, T, N] in blocks [1, rows, a group's columns]
     w_desc,  # [N, K] in tiles [BLOCK_N, BLOCK_K], or a group's rows at a time
     up_desc,  # the same
     x_desc,  # [T, K] in tiles [BLOCK_M, BLOCK_K]

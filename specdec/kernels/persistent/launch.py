@@ -24,7 +24,7 @@ def launch_persistent(
     tiles: Tiles,
     is_gated: bool = False,
 ) -> None:
-    """Write the splits' sums, or with S = 1 their total. is_gated: gate rows of W before up rows.
+    """Write the parts, or with S = 1 their total. is_gated: gate rows of W before up rows.
 
     N must be a multiple of 8, the halves' too. A bias needs S = 1. No launch since the last
     synchronisation may write the weight.

@@ -5,18 +5,32 @@ is gated, and both again of the tail if x has one.
 """
 
 from specdec.kernels import gl, gluon_jit, hopper
-from specdec.kernels.tiles import split_blocks
+from specdec.kernels.sum_order import add_now, split_blocks
 
 
 @gluon_jit
 def sums_of_item(ring, step, K, VARIANT: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr):
     """Make all sums of an item; returns them and the next step."""
-    WALKED: gl.constexpr = VARIANT.walked
-    sums, step = _split_sums(ring, step, K, VARIANT, GROUP, IS_CUT)
-    for _ in gl.static_range(1, WALKED):
-        more, step = _split_sums(ring, step, K, VARIANT, GROUP, IS_CUT)
-        sums = _plus(sums, more)
-    return sums, step
+    return _sums_of(ring, step, K, VARIANT, GROUP, IS_CUT, VARIANT.walked)
+
+
+@gluon_jit
+def _sums_of(
+    ring,
+    step,
+    K,
+    VARIANT: gl.constexpr,
+    GROUP: gl.constexpr,
+    IS_CUT: gl.constexpr,
+    COUNT: gl.constexpr,
+):
+    """Sum the next splits as sum_order.py does."""
+    if COUNT == 1:
+        return _split_sums(ring, step, K, VARIANT, GROUP, IS_CUT)
+    else:
+        low, step = _sums_of(ring, step, K, VARIANT, GROUP, IS_CUT, COUNT // 2)
+        high, step = _sums_of(ring, step, K, VARIANT, GROUP, IS_CUT, COUNT // 2)
+        return _plus(low, high), step
 
 
 @gluon_jit
@@ -30,11 +44,9 @@ def _split_sums(ring, step, K, VARIANT: gl.constexpr, GROUP: gl.constexpr, IS_CU
 def _plus(sums, more):
     COUNT: gl.constexpr = len(sums)
     if COUNT == 1:
-        return (sums[0] + more[0],)
-    elif COUNT == 2:
-        return sums[0] + more[0], sums[1] + more[1]
+        return (add_now(sums[0], more[0]),)
     else:
-        return sums[0] + more[0], sums[1] + more[1], sums[2] + more[2], sums[3] + more[3]
+        return add_now(sums[0], more[0]), add_now(sums[1], more[1])
 
 
 @gluon_jit

@@ -12,35 +12,38 @@ Sorting a row would read it many times over. Instead, in four launches:
 3. the few bins in which the floor must lie, and the keys of the tokens in them (bins.py);
 4. a search among these keys, or in the whole row where they are too many (search.py), with the same
    result.
-units.py says what keys, masses and bins are.
+units.py says what keys, masses and bins are, ranks.py what they are for where rows are cut.
 """
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.kernels import launch_options, next_power_of_2, pick
+from specdec.kernels import launch_options, next_power_of_2, use_triton
+from specdec.kernels.cut_ids import CutIds
 from specdec.kernels.support_floor.bins import count_kernel, gather_kernel, top_kernel
+from specdec.kernels.support_floor.ranks import floor_of_ranks_ref, launch_floor_of_ranks
 from specdec.kernels.support_floor.search import search_kernel
-from specdec.kernels.support_floor.units import MASS, NUM_BINS
+from specdec.kernels.support_floor.twin import Limits, support_floor_ref
+from specdec.kernels.support_floor.units import NUM_BINS
+
+__all__ = ["Limits", "launch_support_floor", "support_floor", "support_floor_ref"]
 
 NUM_KEYS = 8192  # gathered per row at most
 PIVOTS = 16  # each pass of the search leaves one of this many parts
 
 
-class Limits(NamedTuple):
-    """The limits of T rows."""
+def support_floor(logits_TV: Tensor, limits: Limits, cut: CutIds | None = None) -> Tensor:
+    """Find the floor [T] float32, -inf where no limit is set.
 
-    temperatures: Tensor  # [T] float32; 0 = greedy: no limit
-    log_min_p: Tensor  # [T] float32, -inf = off
-    top_k: Tensor  # [T] int64, 0 = off
-    top_p: Tensor  # [T] float32, 1 = off
-
-
-def support_floor(logits_TV: Tensor, limits: Limits) -> Tensor:
-    """Find the floor [T] float32, -inf where no limit is set."""
-    return pick(logits_TV, launch_support_floor, support_floor_ref)(logits_TV, limits)
+    cut: the ids of the columns, where others have the rest
+    """
+    if use_triton(logits_TV):
+        if cut is None:
+            return launch_support_floor(logits_TV, limits)
+        return launch_floor_of_ranks(logits_TV, limits, NUM_KEYS, cut)
+    if cut is None:
+        return support_floor_ref(logits_TV, limits)
+    return floor_of_ranks_ref(logits_TV, limits, cut)
 
 
 def launch_support_floor(logits_TV: Tensor, limits: Limits, num_keys: int = NUM_KEYS) -> Tensor:
@@ -60,32 +63,12 @@ def launch_support_floor(logits_TV: Tensor, limits: Limits, num_keys: int = NUM_
         tops, bins, masses, places, *rows, NUM_BINS=NUM_BINS, BLOCK=block, **options
     )
     count_kernel[(tiles, T)](bins, masses, tops, *rows, **sizes, **options)
-    gather_kernel[(tiles, T)](keys, places, masses, bins, tops, *rows, num_keys, **sizes, **options)
+    gather_kernel[(tiles, T)](
+        keys, places, masses, bins, tops, *rows, num_keys, V, **sizes, **options
+    )
     sizes |= {"PIVOTS": PIVOTS, "BLOCK": 512}
     options["num_warps"] = 4
     search_kernel[(T,)](
         floor_T, keys, places, masses, bins, tops, *rows, num_keys, **sizes, **options
     )
     return floor_T
-
-
-def support_floor_ref(logits_TV: Tensor, limits: Limits) -> Tensor:
-    is_greedy_T1 = (limits.temperatures == 0)[:, None]
-    finite_TV = torch.where(logits_TV < torch.inf, logits_TV, -torch.inf)
-    scaled_TV = finite_TV / torch.where(is_greedy_T1, 1, limits.temperatures[:, None])
-    V = scaled_TV.shape[1]
-    x_TV = scaled_TV.sort(dim=-1, descending=True).values
-    top_T1 = x_TV[:, :1]
-    k_T1 = torch.where(limits.top_k == 0, V, limits.top_k.clamp(max=V))[:, None]
-    floor_T1 = torch.maximum(x_TV.gather(1, k_T1 - 1), top_T1 + limits.log_min_p[:, None])
-    # -inf less -inf is no number: a row without tokens has no mass
-    shifted_TV = torch.where(x_TV == -torch.inf, -torch.inf, x_TV - top_T1)
-    mass_TV = torch.where(x_TV >= floor_T1, shifted_TV.double().exp() * MASS, 0).long()
-    up_to_TV = mass_TV.cumsum(dim=-1)
-    share_T1 = torch.where(limits.top_p >= 1, torch.inf, limits.top_p.double())[:, None]
-    # of equals, the first decides for all: its share is the mass strictly above
-    is_kept_TV = (up_to_TV - mass_TV).double() < share_T1 * up_to_TV[:, -1:].double()
-    num_kept_T1 = is_kept_TV.sum(dim=-1, keepdim=True).clamp(min=1)
-    floor_T1 = torch.maximum(floor_T1, x_TV.gather(1, num_kept_T1 - 1))
-    has_limit_T = (limits.top_k > 0) | (limits.top_p < 1) | (limits.log_min_p > -torch.inf)
-    return torch.where(has_limit_T & ~is_greedy_T1[:, 0], floor_T1[:, 0], -torch.inf)

@@ -101,6 +101,7 @@ def gather_kernel(
     V,
     tiles,
     num_keys,
+    num_ids,  # of all ranks
     TILES: tl.constexpr,
     NUM_BINS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -115,7 +116,7 @@ def gather_kernel(
         tile_top = tl.load(tops_ptr + t * tiles + tile)
         # the first tile says where to search, even if it holds no token
         if (top > float("-inf")) & ((tile == 0) | (tile_top > top - 32.0)):
-            top_k = tl.minimum(tl.load(top_k_ptr + t), V).to(tl.int32)
+            top_k = tl.minimum(tl.load(top_k_ptr + t), num_ids).to(tl.int32)
             top_p = tl.load(top_p_ptr + t)
             mass = tl.load(masses_ptr + t * 2)
             log_min_p = tl.load(log_min_p_ptr + t)

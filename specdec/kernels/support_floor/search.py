@@ -57,7 +57,7 @@ def search_kernel(
             keys_ptr = keys_ptr + t.to(tl.int64) * 2 * num_keys
             size = tl.where(is_whole, V, num)
             source = (is_whole, size, row_ptr, temperature, keys_ptr, num_keys)
-            low, high = _bounds(is_whole, first, last, top, NUM_BINS)
+            low, high = bounds(is_whole, first, last, top, NUM_BINS)
             lowest = units.least_key()
             if log_min_p > float("-inf"):
                 lowest = units.key_of(top + log_min_p).to(tl.int64)
@@ -89,7 +89,7 @@ def search_kernel(
 
 
 @jit
-def _bounds(is_whole, first, last, top, NUM_BINS: tl.constexpr):
+def bounds(is_whole, first, last, top, NUM_BINS: tl.constexpr):
     """Find a key below and one above all that are searched."""
     low, high = units.least_key(), units.key_of(top).to(tl.int64)
     if is_whole == 0:
@@ -106,7 +106,7 @@ def _kth_key(source, low, high, top_k, above, PIVOTS: tl.constexpr, BLOCK: tl.co
     while low < high:
         step = (high - low) // PIVOTS + 1
         pivots = tl.minimum(low + step * tl.arange(0, PIVOTS), high).to(tl.int32)
-        counts = above + _counts_from(source, pivots, PIVOTS, BLOCK)
+        counts = above + counts_from(source, pivots, PIVOTS, BLOCK)
         # all reach the first pivot
         last = tl.max(tl.where(counts >= top_k, tl.arange(0, PIVOTS), 0), axis=0)
         low = tl.minimum(low + step * last, high)
@@ -120,7 +120,7 @@ def _key_of_mass(source, low, high, limit, before, top, PIVOTS: tl.constexpr, BL
     while low < high:
         step = (high - low) // PIVOTS + 1
         ends = tl.minimum(low + step * (tl.arange(0, PIVOTS) + 1) - 1, high)
-        above = before + _masses_from(source, (ends + 1).to(tl.int32), top, PIVOTS, BLOCK)
+        above = before + masses_from(source, (ends + 1).to(tl.int32), top, PIVOTS, BLOCK)
         fitting = tl.where(above.to(tl.float64) < limit, tl.arange(0, PIVOTS), PIVOTS - 1)
         at = tl.min(fitting, axis=0)
         high = tl.minimum(low + step * (at + 1) - 1, high)
@@ -131,11 +131,11 @@ def _key_of_mass(source, low, high, limit, before, top, PIVOTS: tl.constexpr, BL
 @jit
 def _mass_from(source, key, top, PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
     pivots = tl.zeros((PIVOTS,), tl.int32) + key.to(tl.int32)
-    return tl.max(_masses_from(source, pivots, top, PIVOTS, BLOCK), axis=0)
+    return tl.max(masses_from(source, pivots, top, PIVOTS, BLOCK), axis=0)
 
 
 @jit
-def _counts_from(source, pivots, PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
+def counts_from(source, pivots, PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
     """Count, for each pivot, the tokens whose key is at least it."""
     counts = tl.zeros((PIVOTS,), tl.int32)
     for start in range(0, source[1], BLOCK):
@@ -145,7 +145,7 @@ def _counts_from(source, pivots, PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @jit
-def _masses_from(source, pivots, top, PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
+def masses_from(source, pivots, top, PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
     """Sum, for each pivot, the mass of the tokens whose key is at least it."""
     masses = tl.zeros((PIVOTS,), tl.int64)
     for start in range(0, source[1], BLOCK):

@@ -214,6 +214,23 @@ def test_a_custom_op_is_recorded_as_the_ops_inside_it(record):
     assert (out.tolist(), y.tolist(), calls) == ([7, 7, 7], [10, 10, 10], [2.0])
 
 
+def test_a_transfer_between_processes_is_called_again(record):
+    """What moves the data is no op, so a record of the ops inside would leave it out."""
+
+    @torch.library.custom_op("transfers::tape_test", mutates_args=("out",))
+    def move(x: torch.Tensor, out: torch.Tensor) -> None:
+        out.numpy()[:] = x.numpy() + len(calls)
+        calls.append(None)
+
+    calls = []
+    x, out = torch.ones(3), torch.zeros(3)
+    graph, y = record(lambda: (torch.ops.transfers.tape_test(x, out), out + 0)[1])
+    assert out.tolist() == [0, 0, 0], "a capture computes nothing"
+    x.fill_(5)
+    graph.replay()
+    assert (out.tolist(), y.tolist(), len(calls)) == ([6, 6, 6], [6, 6, 6], 2)
+
+
 def test_a_break_inside_a_custom_op_is_refused(tape):
     @torch.library.custom_op("tape_test::broken", mutates_args=("out",))
     def broken(x: torch.Tensor, out: torch.Tensor) -> None:

@@ -72,18 +72,18 @@ def test_every_product_of_the_pair_is_measured_once(run, gpu):
 
 
 def test_what_is_shipped_is_measured_only_on_demand(run, gpu, monkeypatch):
-    first, *others = pair_products("demo", None, "bfloat16")
+    qkv, o, *others = pair_products("demo", None, "bfloat16")
     rows = dict.fromkeys(ROW_CLASSES, Shape(64, 16, 64, 3, 4))
-    shipped = {"GPU": {first: Entry(2, rows)}}
+    shipped = {"GPU": {o: Entry(4, rows)}}
     monkeypatch.setattr(tiles, "shipped_table", lambda: shipped)
     run("tune", "demo", "--dtype", "bfloat16")
-    assert list(read_table(gpu)["GPU"]) == others
+    assert list(read_table(gpu)["GPU"]) == [qkv, *others]
 
     out = run("tune", "demo", "--dtype", "bfloat16", "--again", "--json")[1]
     found = json.loads(out)
     assert (found["gpu"], found["file"]) == ("GPU", str(gpu))
-    assert len(found["products"]) == 1 + len(others)
-    assert read_table(gpu)["GPU"][first].splits == 2, "those of the shipped table"
+    assert len(found["products"]) == 2 + len(others)
+    assert read_table(gpu)["GPU"][o].parts == 4, "those of the shipped table"
 
 
 def test_a_faulty_table_is_refused_and_stays(run, gpu):

@@ -2,14 +2,12 @@
 
 Prints bytes of shared memory, bytes of spilled registers, and copies before the wait.
 
-python -m tests.specdec.kernels.compile_few_rows BLOCK_N BLOCK_M BLOCK_K STAGES split|gate
+python -m tests.specdec.kernels.compile_few_rows BLOCK_N BLOCK_M BLOCK_K STAGES split|walk|gate
+
+walk: two of four splits, as a part.
 """
 
-import os
-import re
-import subprocess
 import sys
-from tempfile import NamedTemporaryFile
 from unittest.mock import patch
 
 import torch
@@ -20,14 +18,16 @@ with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Trit
 
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from tests.specdec.kernels.compile_persistent import HOPPER, desc
+from tests.specdec.kernels.compile_persistent import HOPPER, desc, spilled_bytes
 
 
 def main() -> None:
     block_n, block_m, block_k, stages = map(int, sys.argv[1:5])
     is_gated = sys.argv[5] == "gate"
     w = desc("bf16", 16, block_n, block_k)
-    constants = {"IS_GATED": is_gated, "HAS_BIAS": True, "SPLITS": 1, "STAGES": stages}
+    splits, walked = (4, 2) if sys.argv[5] == "walk" else (1, 1)
+    constants = {"IS_GATED": is_gated, "HAS_BIAS": True, "SPLITS": splits, "WALKED": walked}
+    constants |= {"STAGES": stages}
     signature = {
         "out_ptr": "*bf16" if is_gated else "*fp32",
         "x_desc": desc("bf16", 16, block_m, block_k),
@@ -45,17 +45,6 @@ def main() -> None:
     ptx = compiled.asm["ptx"]
     early = ptx[: ptx.index("griddepcontrol.wait")].count("cp.async.bulk.tensor")
     print(compiled.metadata.shared, spilled_bytes(ptx), early)
-
-
-def spilled_bytes(ptx: str) -> int:
-    """That threads store, since registers do not suffice."""
-    with NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(ptx)
-        file.flush()
-        ptxas = triton.knobs.nvidia.ptxas.path
-        command = [ptxas, "-v", "--gpu-name", "sm_90a", file.name, "-o", os.devnull]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return sum(map(int, re.findall(r"(\d+) bytes spill stores", done.stderr)))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,19 @@
-"""Compile persistent/ for a Hopper GPU, without one: prints its shared memory and its products.
+"""Compile persistent/ for a Hopper GPU, without one.
+
+Prints bytes of shared memory, products, and bytes of spilled registers.
 
 python -m tests.specdec.kernels.compile_persistent BLOCK_N BLOCK_M CUTS SPLITS split|gate [WORDS]
 
+SPLITS: all are walked.
 WORDS: needed: as a pass that may not be needed launches it, see kernels/needed.py; late: results of
 16 bits that leave beside the next tile's products.
 """
 
+import os
+import re
+import subprocess
 import sys
+from tempfile import NamedTemporaryFile
 from unittest.mock import patch
 
 import torch
@@ -26,7 +33,8 @@ HOPPER = GPUTarget("cuda", 90, 32)
 def main() -> None:
     options = {"num_warps": 4}
     compiled = triton.compile(source_of(sys.argv[1:]), target=HOPPER, options=options)
-    print(compiled.metadata.shared, compiled.asm["ptx"].count("wgmma.mma_async"))
+    ptx = compiled.asm["ptx"]
+    print(compiled.metadata.shared, ptx.count("wgmma.mma_async"), spilled_bytes(ptx))
 
 
 def source_of(words: list[str]) -> GluonASTSource:
@@ -86,6 +94,17 @@ def desc(dtype: str, bits: int, *block: int) -> str:
     swizzled = min(128, block[-1] * bits // 8)
     layout = gl.NVMMASharedLayout(swizzled, element_bitwidth=bits, rank=len(block))
     return f"tensordesc<{dtype}{list(block)},{layout!r}>"
+
+
+def spilled_bytes(ptx: str) -> int:
+    """That threads store, since registers do not suffice."""
+    with NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        ptxas = triton.knobs.nvidia.ptxas.path
+        command = [ptxas, "-v", "--gpu-name", "sm_90a", file.name, "-o", os.devnull]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return sum(map(int, re.findall(r"(\d+) bytes spill stores", done.stderr)))
 
 
 if __name__ == "__main__":

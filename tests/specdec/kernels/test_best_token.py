@@ -15,6 +15,7 @@ from specdec.kernels.best_token import (
 )
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices, launch_write
 from specdec.kernels.gumbel import DRAFT
+from specdec.kernels.sum_order import Order
 from specdec.kernels.tile_shapes import Shape
 from specdec.kernels.tiles import cut
 from specdec.rounds.propose import write_level, write_level_ref
@@ -81,7 +82,7 @@ def test_logits_that_a_factor_makes_equal_are_equal(device, rows):
 
 @pytest.mark.parametrize("rows", [1, 33, 48, 70, 97])
 def test_every_row_of_a_tile_with_a_tail_gets_its_id_and_its_share(device, rows, monkeypatch):
-    tiles = cut(Shape(64, 48, 64, 2, 4), 64, 1)
+    tiles = cut(Shape(64, 48, 64, 2, 4), 64, Order(1, 1))
     monkeypatch.setattr(best_token_file, "tiles_for", lambda *_: tiles)
     x, weight = torch.randn(rows, D, device=device), torch.randn(V, D, device=device)
     mask = StopMask(

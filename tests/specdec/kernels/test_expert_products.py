@@ -259,7 +259,7 @@ def test_a_layer_replays_with_other_rows(T, poisoned):
     x, slots = torch.randn(T, D, device="cuda").to(BF16), torch.arange(T, device="cuda")
 
     def layer():
-        ids, shares = route(router_logits(x, router), k, True, slots)
+        ids, shares, _ = route(router_logits(x, router), k, True, slots)
         parts = launch_expert_parts(x, ids, *weights)
         return add_rms_norm(Sums(parts, None, shares), residual, norm, 1e-6)
 

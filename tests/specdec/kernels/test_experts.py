@@ -113,6 +113,27 @@ def test_weighted_parts_are_added_in_the_order_of_slots(device):
     assert (x.finish(torch.float32) == 1).all()
 
 
+@pytest.mark.parametrize("k, T, D", [(1, 1, 64), (3, 17, 100)])
+def test_norms_find_parts_at_their_places(device, k, T, D):
+    """Among those of two GPUs, NaN where nobody looks."""
+    parts = torch.randn(k, T, D, device=device)
+    weights = torch.rand(T, k, device=device)
+    owner = torch.randint(2, (T, k), device=device, dtype=torch.int32)
+    slot, row = torch.arange(k, device=device), torch.arange(T, device=device)
+    places = (owner * k + slot).int()
+    both = torch.full((2 * k, T, D), torch.nan, device=device)
+    both[places.T.long(), row] = parts
+    residual, w = torch.randn(T, D, device=device), torch.randn(D, device=device)
+    x, placed = Sums(parts, None, weights), Sums(both, None, weights, places_TS=places)
+    for read in (by_kernel(add_rms_norm), add_rms_norm_ref):
+        pairs = zip(read(placed, residual, w, 1e-5), read(x, residual, w, 1e-5), strict=True)
+        assert all(torch.equal(found, expected) for found, expected in pairs)
+    out, expected = torch.zeros_like(residual), torch.zeros_like(residual)
+    by_kernel(add)(placed, residual, out)
+    by_kernel(add)(x, residual, expected)
+    assert torch.equal(out, expected)
+
+
 def test_a_tape_replays_a_layer_with_other_choices():
     """The twins have fixed shapes: nothing that was chosen at capture is chosen again."""
     torch.manual_seed(0)
@@ -120,7 +141,7 @@ def test_a_tape_replays_a_layer_with_other_choices():
     x, slots = torch.randn(9, 40), torch.arange(9)
 
     def layer():
-        ids, shares = route(router_logits(x, router), 3, True, slots)
+        ids, shares, _ = route(router_logits(x, router), 3, True, slots)
         return experts_mlp(x, ids, shares, *weights).finish(torch.float32)
 
     with torch.inference_mode():

@@ -10,9 +10,11 @@ import torch
 from specdec.kernels import few_rows, gate_up, linear
 from specdec.kernels.few_rows import has_few_rows, launch_few_rows
 from specdec.kernels.needed import needed_while
+from specdec.kernels.sum_order import Order
 from specdec.kernels.tile_shapes import SHARED_MEMORY, Shape, rows_of_tiles
 from specdec.kernels.tiles import Tiles, choose_tiles, cut
 
+ONE = Order(1, 1)
 SUMS = [(64, 16, 256, 5), (64, 16, 64, 4), (64, 32, 128, 7), (64, 32, 256, 4), (128, 32, 128, 4)]
 SUMS += [(64, 64, 128, 5), (128, 64, 128, 4)]
 GATED = [(64, 16, 128, 5), (128, 16, 128, 3), (64, 32, 128, 5), (128, 32, 128, 3)]
@@ -23,8 +25,8 @@ SHIPPED = [("split", 6144, 4096), ("split", 4096, 4096), ("gate", 28672, 4096)]
 SHIPPED += [("split", 4096, 14336), ("split", 6144, 8192)]  # the last of an EAGLE-3 draft
 
 
-def tiles_of(shape: tuple[int, int, int, int], splits: int = 1) -> Tiles:
-    return cut(Shape(*shape, num_warps=4), shape[1], splits)
+def tiles_of(shape: tuple[int, int, int, int], order: Order = ONE) -> Tiles:
+    return cut(Shape(*shape, num_warps=4), shape[1], order)
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -39,17 +41,20 @@ def rows(T: int, K: int) -> torch.Tensor:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", SUMS)
-@pytest.mark.parametrize("splits, N, K, first", [(1, 6144, 4096, 0), (2, 4096, 2048, 2048)])
-@pytest.mark.parametrize("has_splits_behind_the_end", [False, True])
-def test_sums_have_the_bits_of_linear(
-    shape, splits, N, K, first, has_splits_behind_the_end, monkeypatch
-):
+@pytest.mark.parametrize(
+    "order, N, K, first",
+    [
+        *((Order(1, 1), 6144, 4096, 0), (Order(1, 1), 6104, 3144, 0)),
+        *((Order(2, 2), 4096, 2048, 2048), (Order(2, 2), 4056, 1536, 2048)),
+        *((Order(4, 2), 4096, 2048, 0), (Order(4, 2), 4056, 3072, 2048)),
+        *((Order(4, 4), 1024, 3072, 0), (Order(2, 1), 4096, 1024, 0)),
+    ],
+)
+def test_sums_have_the_bits_of_linear(shape, order, N, K, first, monkeypatch):
     torch.manual_seed(0)
-    if has_splits_behind_the_end:
-        N, K = N - 40, K - 952
-    tiles = tiles_of(shape, splits)
+    tiles = tiles_of(shape, order)
     weight = random(N, K)
-    monkeypatch.setattr(linear, "tiles_for", lambda *_: tiles)
+    monkeypatch.setattr(linear, "tiles_for", lambda *_, **__: tiles)
     for T in NUMS_ROWS:
         x = rows(T, K)
         found = []
@@ -136,7 +141,7 @@ def test_inputs_are_those_that_the_kernel_before_writes(num_rows, shape):
 
 
 def test_which_products_it_serves(monkeypatch):
-    usual = tiles_of((64, 32, 128, 5), 2)
+    usual = tiles_of((64, 32, 128, 5), Order(4, 2))
     x = torch.zeros(32, 256, dtype=torch.bfloat16)
     assert not has_few_rows(x, usual)  # on a CPU
     monkeypatch.setattr(few_rows, "is_hopper", lambda _: True)
@@ -151,8 +156,10 @@ def test_which_products_it_serves(monkeypatch):
     assert not has_few_rows(x, tiles_of((256, 32, 64, 6)))  # with results too much shared memory
     assert not has_few_rows(x, tiles_of((64, 32, 32, 8)))  # no swizzled tile
     assert not has_few_rows(x[:, :252].contiguous(), usual)
-    assert not has_few_rows(x, cut(Shape(64, 32, 128, 5, 8), 32, 1))
-    assert not has_few_rows(x, cut(Shape(64, 32, 128, 5, 4), 4096, 2))  # splits in turn
+    assert not has_few_rows(x, cut(Shape(64, 32, 128, 5, 8), 32, ONE))
+    assert not has_few_rows(x, cut(Shape(64, 32, 128, 5, 4), 4096, Order(2, 2)))  # splits in turn
+    assert has_few_rows(x, tiles_of((64, 64, 128, 5), Order(4, 2)))
+    assert not has_few_rows(x, tiles_of((128, 64, 128, 4), Order(4, 2)))  # two sums wait
     with needed_while(torch.ones(1, dtype=torch.int64)):
         assert not has_few_rows(x, usual)
 
@@ -174,6 +181,7 @@ def test_it_serves_the_shipped_tiles_of_an_8b_model(monkeypatch):
         pytest.param((64, 16, 256, 5), "split", marks=pytest.mark.slow),
         pytest.param((64, 64, 128, 4), "gate", marks=pytest.mark.slow),
         pytest.param((128, 64, 128, 4), "split", marks=pytest.mark.slow),
+        pytest.param((64, 64, 128, 5), "walk", marks=pytest.mark.slow),
     ],
 )
 def test_weights_are_asked_for_before_the_wait(shape, kind):

@@ -68,14 +68,15 @@ def test_the_shapes_that_the_compiler_is_told_are_the_true_ones(T, device):
     check("linear", x, w, None, torch.float32)
     check("linear", y, w_down, norm, None)
     check("joint_input", torch.zeros(T, dtype=torch.int64, device=device), w, x, norm, norm, 1e-6)
-    check("split_sums", x, w, torch.float32, 0)
-    check("split_sums", x.half(), w.half(), torch.float16, 16)
+    check("split_sums", x, w, torch.float32, 0, None, None)
+    check("split_sums", x, w, torch.float32, 0, N, 2 * D)
+    check("split_sums", x.half(), w.half(), torch.float16, 16, 2 * N, D)
     check("gate_up", x, w, None)
     check("rms_norm", x, norm, 1e-5)
     shares = torch.rand(T, 2, device=device)
-    check("add_rms_norm", parts, norm, None, 1.0, x, norm, 1e-5, out)
-    check("add_rms_norm", parts, None, shares, 0.5, x, norm, 1e-5, None)
-    check("add", parts, None, None, 1.0, x, out)
+    check("add_rms_norm", parts, norm, None, 1.0, None, x, norm, 1e-5, out)
+    check("add_rms_norm", parts, None, shares, 0.5, None, x, norm, 1e-5, None)
+    check("add", parts, None, None, 1.0, None, x, out)
     check("router_sums", x, w)
     ids = torch.arange(T, device=device).int()[:, None] % 4
     check("expert_parts", x, ids, torch.rand(3, 32, D, device=device), w[:48].view(3, D, 16))
@@ -100,7 +101,7 @@ def test_the_shape_of_the_queries_is_told_by_the_cache(device, has_norms):
     )
     context = ForwardContext(attn_metadata=metadata, slot_mapping=positions, num_tokens=T)
     with set_forward_context(context):
-        check("store_kv", parts, None, None, 1.0, *rope, *norms, 0, True)
+        check("store_kv", parts, None, None, 1.0, None, *rope, *norms, 0, True)
 
 
 def check(name, *args):
@@ -114,6 +115,4 @@ def test_the_number_of_split_sums_asks_one_thing_of_the_number_of_rows(monkeypat
         weight = torch.empty(N, K, device="meta")
         for T in (1, 16, 17, 512, 513, 5000):
             tiles = choose_tiles("split", row_class(T), N, K, weight.dtype, "cpu")
-            assert linear.num_parts(torch.empty(T, K, device="meta"), weight) == (
-                1 if tiles.is_serial else tiles.splits
-            )
+            assert linear.num_parts(torch.empty(T, K, device="meta"), weight) == tiles.parts

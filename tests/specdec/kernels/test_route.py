@@ -90,6 +90,30 @@ def test_ids_are_experts_whatever_the_logits_are(device, choose):
         assert 0 <= min(row) <= max(row) < 12
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_gpus_with_a_range_of_experts_choose_alike(device, size):
+    """Each slot is one GPU's, where its place says; of padding none is."""
+    E, k, T = 12, 3, 19
+    logits = sums_of(torch.randn(T, E, device=device))
+    slots = torch.arange(T, device=device)
+    slots[::4] = -1
+    whole = by_kernel(route)(logits, k, True, slots)
+    each = E // size
+    for rank in range(size):
+        held = range(rank * each, (rank + 1) * each)
+        found = by_kernel(route)(logits, k, True, slots, held=held)
+        expected = route_ref(logits, k, True, slots, None, held)
+        assert torch.equal(found.ids_TS, expected.ids_TS)
+        assert torch.equal(found.places_TS, expected.places_TS)
+        assert torch.equal(found.weights_TS, whole.weights_TS)
+        is_mine = (whole.ids_TS >= held.start) & (whole.ids_TS < held.stop)
+        assert is_mine.any()
+        assert torch.equal(found.ids_TS, (whole.ids_TS - held.start).where(is_mine, each))
+        assert (found.places_TS % k == torch.arange(k, device=device)).all()
+        owner = found.places_TS // k
+        assert torch.equal(owner, (whole.ids_TS // each).where(whole.ids_TS < E, 0))
+
+
 def test_more_than_all_experts_are_refused():
     with pytest.raises(ValueError, match="13 experts a row, of 12"):
         route(Sums(torch.randn(1, 2, 12), None), 13, True)
@@ -98,15 +122,16 @@ def test_more_than_all_experts_are_refused():
 def test_a_router_has_splits_by_its_weight_alone():
     assert router_splits(128, 2048) == 8
     assert router_splits(8, 4096) == 16
-    assert router_splits(128, 1000) == 2
+    assert router_splits(128, 1024) == 4
+    assert router_splits(128, 1000) == 1
     assert router_splits(12, 100) == 1
 
 
 @pytest.mark.parametrize("rows", [1, 17, 70, 513])
 def test_logits_are_unrounded_sums(device, rows):
     dtype = torch.float16
-    x = torch.randn(rows, 600, device=device).to(dtype)
-    weight = torch.randn(12, 600, device=device).to(dtype)
+    x = torch.randn(rows, 640, device=device).to(dtype)
+    weight = torch.randn(12, 640, device=device).to(dtype)
     parts = launch_router(x, weight)
     assert parts.shape == (2 if rows <= 512 else 1, rows, 12)
     exact = x.double() @ weight.double().T

@@ -6,7 +6,9 @@ import torch
 from specdec.kernels import jit, tl
 from specdec.kernels import support_floor as floor
 from specdec.kernels.support_floor import Limits, launch_support_floor, support_floor_ref
+from specdec.kernels.support_floor.ranks import launch_floor_of_ranks
 from specdec.kernels.support_floor.units import MASS, mass_of
+from tests.specdec.fake_ranks import FakeRanks
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 KINDS = {
@@ -215,3 +217,23 @@ def test_a_token_with_exactly_top_p_of_the_mass_above_it_is_out(device, floor_of
         else launch_support_floor(logits, limits, floor_of)
     )
     assert floors.tolist() == [0.0, -0.5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_keys", [8192, 64])
+def test_ranks_find_the_floor_of_the_whole_row(kind, num_keys):
+    """Where some ranks have room for their keys and others have not, too."""
+    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        pytest.skip("the interpreter is for machines without a GPU")
+    logits, limits = KINDS[kind]((len(LIMITS), 3000)), limits_of("cpu", 0.7)
+
+    def of_rank(rank):
+        cut = rank.cut(3000)
+        here = logits[:, cut.ids.start : cut.ids.stop].contiguous()
+        return launch_floor_of_ranks(here, limits, num_keys, cut)
+
+    whole = launch_support_floor(logits, limits)
+    for found in FakeRanks(2).run(of_rank):
+        assert torch.equal(found, whole)

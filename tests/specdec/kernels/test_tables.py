@@ -17,6 +17,7 @@ from specdec.kernels.tables import (
     write_table,
 )
 from specdec.kernels.tile_shapes import ROW_CLASSES, Product, Shape
+from specdec.kernels.tiles import choose_order, fitting_rows
 
 PRODUCT = Product("split", 4096, 4096)
 TABLE = {
@@ -54,7 +55,7 @@ def test_a_product_takes_one_line():
     lines = format_table(TABLE).splitlines()
     assert sum('"rows"' in line for line in lines) == 3
     assert lines[2] == (
-        ' "split,4096,4096,bfloat16": {"splits": 2, "rows": '
+        ' "split,4096,4096,bfloat16": {"parts": 2, "rows": '
         '{"16": [64, 16, 256, 3, 4], "384": [128, 96, 64, 4, 4]}},'
     )
 
@@ -66,6 +67,14 @@ def test_no_file_is_an_empty_table(tmp_path):
 def test_the_shipped_table_is_written_as_the_writer_writes_it():
     file = Path(__file__).parents[3] / "specdec" / "kernels" / "tuned.json"
     assert format_table(shipped_table()) == file.read_text()
+
+
+def test_all_shipped_tiles_suit_the_order_of_their_sums():
+    for gpu, entries in shipped_table().items():
+        for product, entry in entries.items():
+            order = choose_order(product, gpu)
+            assert entry.parts == order.parts, key_of(product)
+            assert fitting_rows(entry, product, order) == entry.rows, key_of(product)
 
 
 def test_every_shipped_product_has_every_row_class():
@@ -90,9 +99,9 @@ def test_every_shipped_product_has_every_row_class():
         (KEY, [], "[] is not an object"),
         (KEY, {}, "rows: null is not an object"),
         (KEY, {"rows": {}, "us": 1}, 'field "us"'),
-        (KEY, {"rows": {}, "splits": 3}, "splits 3, allowed are 1, 2, 4"),
-        (KEY, {"rows": {}, "splits": True}, "splits true"),
-        ("whole,64,64,bfloat16", {"rows": {}, "splits": 2}, "splits 2, allowed are 1"),
+        (KEY, {"rows": {}, "parts": 3}, "parts 3, allowed are 1, 2, 4"),
+        (KEY, {"rows": {}, "splits": True}, "parts true"),
+        ("whole,64,64,bfloat16", {"rows": {}, "parts": 2}, "parts 2, allowed are 1"),
         (KEY, {"rows": {"17": [64, 16, 64, 3, 4]}}, 'rows "17", the classes are 16, 32'),
         (KEY, {"rows": {"16": [64, 16, 64, 3]}}, "5 numbers are needed"),
         (KEY, {"rows": {"16": "fast"}}, '"fast" is no list of integers'),
@@ -120,7 +129,7 @@ def test_what_is_wrong_is_named_with_the_file_and_what_to_do(tmp_path, key, entr
 
 
 def test_tiles_of_a_relay_are_left_out_with_one_line_of_the_log(tmp_path, caplog):
-    """A table that an earlier version has written is taken, and written without them."""
+    """A table that an earlier version has written is taken, and written in today's words."""
     file = tmp_path / "tiles.json"
     relay, kept = [128, 128, 64, 6, 4, -1], [128, 128, 64, 6, 4, 2]
     rows = {"384": relay, "448": [128, 256, 64, 4, 4, -1], "512": kept}
@@ -134,6 +143,7 @@ def test_tiles_of_a_relay_are_left_out_with_one_line_of_the_log(tmp_path, caplog
     )
     write_table(file, tables[0])
     assert "-1" not in file.read_text()
+    assert "splits" not in file.read_text()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"GPU": 1}', "[" * 100_000])

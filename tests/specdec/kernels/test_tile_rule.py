@@ -2,10 +2,17 @@
 
 import pytest
 
-from specdec.kernels.tile_rule import _accumulators, candidates, clocks, rule_shape, rule_splits
+from specdec.kernels.sum_order import Order
+from specdec.kernels.tile_rule import (
+    _accumulators,
+    candidates,
+    clocks,
+    rule_parts,
+    rule_shape,
+    suits,
+)
 from specdec.kernels.tile_shapes import (
     KINDS,
-    PARALLEL_ROWS,
     ROW_CLASSES,
     SHARED_MEMORY,
     Product,
@@ -13,37 +20,43 @@ from specdec.kernels.tile_shapes import (
     bytes_of,
     problem_of,
 )
+from specdec.kernels.tiles import of_rows
+
+ONE = Order(1, 1)
+ORDERS = [*((kind, ONE) for kind in KINDS), ("split", Order(4, 4)), ("split", Order(4, 2))]
 
 
-@pytest.mark.parametrize("kind, splits", [*((kind, 1) for kind in KINDS), ("split", 4)])
+@pytest.mark.parametrize("kind, order", ORDERS)
 @pytest.mark.parametrize("rows", ROW_CLASSES)
 @pytest.mark.parametrize("has_wgmma", [False, True])
-def test_candidates_are_few_and_fit_into_a_multiprocessor(kind, splits, rows, has_wgmma):
+def test_candidates_are_few_and_fit_into_a_multiprocessor(kind, order, rows, has_wgmma):
     product = Product(kind, 4096, 4096)
-    found = candidates(product, rows, splits, has_wgmma)
+    order = of_rows(order, rows)
+    found = candidates(product, rows, order, has_wgmma)
     assert 2 <= len(found) == len(set(found)) <= 24
     for shape in found:
         assert problem_of(product, rows, shape) is None
         assert bytes_of(kind, shape) <= SHARED_MEMORY
-        held = _accumulators(product, shape) * (2 if rows > PARALLEL_ROWS and splits > 1 else 1)
-        assert held <= (200 if shape.cuts else 160), "of 255 registers of a thread"
+        held = _accumulators(product, shape) * order.walked.bit_length()
+        is_waiting = shape.cuts or order.walked > 1
+        assert held <= (200 if is_waiting else 160), "of 255 registers of a thread"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", ROW_CLASSES)
 def test_persistent_tiles_are_for_many_rows_of_a_hopper_gpu(kind, rows):
     product = Product(kind, 4096, 4096)
-    found = [s for s in candidates(product, rows, 1, has_wgmma=True) if s.cuts]
+    found = [s for s in candidates(product, rows, ONE, has_wgmma=True) if s.cuts]
     assert (found != []) == (kind != "whole" and rows >= 160)
-    assert not any(s.cuts for s in candidates(product, rows, 1))
+    assert not any(s.cuts for s in candidates(product, rows, ONE))
     ragged = Product(kind, 4104, 4096)
-    assert not any(s.cuts for s in candidates(ragged, rows, 1, has_wgmma=True))
+    assert not any(s.cuts for s in candidates(ragged, rows, ONE, has_wgmma=True))
 
 
 def test_the_rule_takes_one_of_the_candidates():
     for rows in ROW_CLASSES:
         product = Product("gate", 6144, 1024)
-        assert rule_shape(product, rows, 1) in candidates(product, rows, 1)
+        assert rule_shape(product, rows, ONE) in candidates(product, rows, ONE)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +75,7 @@ def test_the_rule_takes_one_of_the_candidates():
     ],
 )
 def test_the_rule_finds_what_was_fastest_on_an_h200(product, rows, splits, best):
-    assert rule_shape(product, rows, splits)[:2] == best
+    assert rule_shape(product, rows, Order(splits, splits))[:2] == best
 
 
 @pytest.mark.parametrize(
@@ -76,21 +89,22 @@ def test_the_rule_finds_what_was_fastest_on_an_h200(product, rows, splits, best)
     ],
 )
 def test_the_rule_finds_the_persistent_tiles_that_were_fastest(product, rows, splits, best):
-    shape = rule_shape(product, rows, splits, has_wgmma=True)
+    order = of_rows(Order(splits, splits), rows)
+    shape = rule_shape(product, rows, order, has_wgmma=True)
     assert (shape[:2], shape.cuts != 0) == (best, True)
 
 
 def test_the_last_turn_is_cut_where_it_is_short_of_tiles():
     shapes = [Shape(128, 128, 64, 4, 4, cuts) for cuts in (1, 2)]
-    whole, cut = (clocks(Product("gate", 28672, 4096), 512, 1, shape) for shape in shapes)
+    whole, cut = (clocks(Product("gate", 28672, 4096), 512, ONE, shape) for shape in shapes)
     assert cut < 0.95 * whole  # 448 tiles: three turns and 52
-    whole, cut = (clocks(Product("gate", 256 * 132, 4096), 512, 1, shape) for shape in shapes)
+    whole, cut = (clocks(Product("gate", 256 * 132, 4096), 512, ONE, shape) for shape in shapes)
     assert cut == whole  # four turns
 
 
 def test_tiles_are_cut_only_where_a_last_turn_is_short():
     def cuts(N: int, rows: int) -> set[int]:
-        found = candidates(Product("gate", N, 4096), rows, 1, has_wgmma=True)
+        found = candidates(Product("gate", N, 4096), rows, ONE, has_wgmma=True)
         return {s.cuts for s in found if (s.block_n, s.block_m) == (128, 128) and s.cuts}
 
     assert cuts(28672, 512) == {1, 2, 4}
@@ -102,14 +116,27 @@ def test_tiles_are_cut_only_where_a_last_turn_is_short():
 def test_a_turn_that_is_nearly_empty_costs_a_whole_one():
     full, one_more = (Product("whole", 128 * tiles, 4096) for tiles in (264, 265))
     shape = Shape(128, 128, 64, 3, 4)
-    assert clocks(one_more, 128, 1, shape) > 1.3 * clocks(full, 128, 1, shape)
+    assert clocks(one_more, 128, ONE, shape) > 1.3 * clocks(full, 128, ONE, shape)
 
 
-def test_few_outputs_of_a_long_sum_are_split():
-    assert [rule_splits(N, 8192) for N in (1024, 2048, 4096, 6144, 28672)] == [4, 4, 2, 1, 1]
-    assert [rule_splits(1024, K) for K in (1024, 2048, 4096)] == [1, 2, 4]
+def test_few_outputs_of_a_long_sum_are_in_parts():
+    assert [rule_parts(N, 8192) for N in (1024, 2048, 4096, 6144, 28672)] == [4, 4, 2, 1, 1]
+    assert [rule_parts(1024, K) for K in (1024, 2048, 4096)] == [1, 2, 4]
+
+
+def test_blocks_fill_a_split_and_registers_hold_what_waits():
+    product = Product("split", 2560, 9728)  # splits of 2,432
+    order, serial = Order(4, 2), Order(4, 1)
+    assert suits(product, Shape(64, 16, 128, 6, 4), order)
+    assert not suits(product, Shape(64, 16, 256, 3, 4), order)
+    assert suits(product, Shape(64, 16, 256, 3, 4), ONE)
+    assert suits(product, Shape(128, 128, 64, 6, 4, 1), serial)  # three sums of 64 registers
+    assert suits(product, Shape(128, 192, 64, 4, 4, 1), order)
+    assert not suits(product, Shape(128, 192, 64, 4, 4, 1), serial)
+    assert suits(product, Shape(192, 96, 64, 5, 4, 1), serial)
+    assert not suits(product, Shape(192, 128, 64, 5, 4, 1), serial)
 
 
 def test_float32_keeps_one_set_of_tiles():
     product = Product("split", 4096, 4096, "float32")
-    assert {rule_shape(product, rows, 1) for rows in (64, 512)} == {Shape(64, 64, 32, 3, 4)}
+    assert {rule_shape(product, rows, ONE) for rows in (64, 512)} == {Shape(64, 64, 32, 3, 4)}

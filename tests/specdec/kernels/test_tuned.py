@@ -1,5 +1,6 @@
 """A row's bits do not depend on how many rows there are, over every entry of the tuned table."""
 
+import itertools
 import json
 from importlib.resources import files
 
@@ -9,9 +10,10 @@ import torch
 from specdec.kernels import gate_up, is_hopper, linear
 from specdec.kernels.gate_up import gate_up_ref, launch_gate_up
 from specdec.kernels.linear import Sums, launch_linear, launch_split_linear, linear_ref
+from specdec.kernels.sum_order import Order
 from specdec.kernels.tile_rule import candidates
 from specdec.kernels.tile_shapes import ROW_CLASSES, Product, Shape, row_pieces
-from specdec.kernels.tiles import cut
+from specdec.kernels.tiles import cut, of_rows
 
 ENTRIES = json.loads((files("specdec.kernels") / "tuned.json").read_text())
 SHAPES = sorted({tuple(key.split(",")[:3]) for table in ENTRIES.values() for key in table})
@@ -63,9 +65,9 @@ def test_tiles_of_one_and_a_half_powers_of_two_cover_every_row(kind, rows, monke
     if torch.cuda.is_available():
         pytest.skip("the interpreter is for machines without a GPU")
     torch.manual_seed(0)
-    tiles = cut(Shape(32, 48, 64, 2, 4), 64, 2 if kind == "split" else 1)
+    tiles = cut(Shape(32, 48, 64, 2, 4), 64, Order(4, 2) if kind == "split" else Order(1, 1))
     for module in (gate_up, linear):
-        monkeypatch.setattr(module, "tiles_for", lambda *_: tiles)
+        monkeypatch.setattr(module, "tiles_for", lambda *_, **__: tiles)
     x, weight = torch.randn(rows, 512), torch.randn(80, 512)
     expected = (
         gate_up_ref(x, weight, None) if kind == "gate" else linear_ref(x, weight, None, x.dtype)
@@ -82,17 +84,21 @@ def test_rows_of_a_tile_are_powers_of_two(block_m, pieces):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind, splits", [("split", 1), ("split", 2), ("whole", 1), ("gate", 1)])
+@pytest.mark.parametrize(
+    "kind, splits", [("split", 1), ("split", 2), ("split", 4), ("whole", 1), ("gate", 1)]
+)
 def test_every_candidate_of_tuning_gives_the_same_bits(kind, splits, monkeypatch):
     torch.manual_seed(0)
     x = torch.randn(2048, 2048, device="cuda").bfloat16()
     weight = (torch.randn(3072, 2048, device="cuda") * 0.02).bfloat16()
     expected = None
-    for rows in reversed(ROW_CLASSES):
-        for shape in candidates(Product(kind, *weight.shape), rows, splits, is_hopper(x.device)):
-            tiles = cut(shape, rows, splits)
+    product, has_wgmma = Product(kind, *weight.shape), is_hopper(x.device)
+    orders = [Order(splits, parts) for parts in (1, 2, 4) if parts <= splits]
+    for rows, order in itertools.product(reversed(ROW_CLASSES), orders):
+        for shape in candidates(product, rows, of_rows(order, rows), has_wgmma):
+            tiles = cut(shape, rows, order)
             for module in (gate_up, linear):
-                monkeypatch.setattr(module, "tiles_for", lambda *_, tiles=tiles: tiles)
+                monkeypatch.setattr(module, "tiles_for", lambda *_, tiles=tiles, **__: tiles)
             found = PRODUCTS[kind](x[:rows].contiguous(), weight)
             expected = found if expected is None else expected
-            assert torch.equal(found, expected[:rows]), (rows, shape)
+            assert torch.equal(found, expected[:rows]), (rows, order, shape)

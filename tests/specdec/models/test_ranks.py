@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.models.build import build_draft, build_target
+from specdec.parallel.exchange import Exchange
 from tests.reference import Reference, attention, experts, mlp, rms_norm
 from tests.specdec.tiny_pair import on_disk
 from tests.weights.formats import FORMATS
@@ -128,13 +129,18 @@ def test_models_are_built_of_a_ranks_weights(tmp_path, make, shard):
         tmp_path / "draft", draft, tensors, pair.loaded
     )
     targets = load_targets(tmp_path / "target", 2)
-    models = [build_target(each, (2, 4, 5), 64, CPU) for each in targets]
+    exchanges = [Exchange(each.shard, "no group", 64) for each in targets]
+    models = [
+        build_target(target, (2, 4, 5), 64, CPU, exchange)
+        for target, exchange in zip(targets, exchanges, strict=True)
+    ]
     x_TD = torch.randn(5, 32)
     whole = build_target(pair.loaded, (2, 4, 5), 64, CPU).layers[3].mlp(x_TD).finish(torch.float32)
     parts = [model.layers[3].mlp(x_TD).finish(torch.float32) for model in models]
     assert torch.allclose(sum(parts), whole, atol=1e-5)
-    for eagle, model in zip(load_drafts(tmp_path / "draft", targets, shard), models, strict=True):
-        built = build_draft(eagle, model, 64, CPU)
+    drafts = load_drafts(tmp_path / "draft", targets, shard)
+    for eagle, model, exchange in zip(drafts, models, exchanges, strict=True):
+        built = build_draft(eagle, model, 64, CPU, exchange)
         rows = [len(each.weight) for each in (built.embed_tokens, built.lm_head)]
         of_whole = [draft.vocab_size, draft.draft_vocab_size]
         assert rows == (of_whole if shard is WHOLE else [each // 2 for each in of_whole])

@@ -302,7 +302,7 @@ def test_rows_are_drawn_with_the_noise_of_their_requests_next_position(
     buffers.sample_mapping[:3] = rows
     buffers.draft_positions[:3] = state.num_computed_tokens[rows] + 1  # of a third level's rows
     state.sampling.seeds[:] = torch.randint(0, 1 << 31, state.sampling.seeds.shape)
-    drafter = SimpleNamespace(buffers=buffers, state=state, d2t=None, rule="exact")
+    drafter = SimpleNamespace(buffers=buffers, state=state, d2t=None, rule="exact", cut=None)
     to = level_of(buffers, state, level)
     logits = torch.zeros(num_reqs * to.rows_per_req, 40, device=device)
     keys = EagleDrafter._draw(drafter, to, logits).noise_keys

@@ -117,7 +117,9 @@ def test_a_step_that_computes_or_compiles_for_long_is_progress(llm, act):
 
 
 def test_what_uses_a_processor_beside_a_gpu_may_only_wait(llm, monkeypatch):
-    monkeypatch.setattr(llm.llm.engine, "runner", SimpleNamespace(device=SimpleNamespace(type="")))
+    monkeypatch.setattr(
+        llm.llm.engine, "runner", SimpleNamespace(device=SimpleNamespace(type=""), followers=None)
+    )
 
     async def run():
         with stepping(llm, compute) as may_go_on:

@@ -9,6 +9,7 @@ import torch
 from specdec.kernels.best_token import NO_TOKEN, launch_write
 from specdec.kernels.gate_up import gate_up_ref
 from specdec.kernels.linear import Sums, linear_ref
+from specdec.kernels.sum_order import Order
 from specdec.kernels.tile_shapes import Product, Shape
 from specdec.kernels.tiles import cut
 from specdec.tune import gpu_clock
@@ -16,7 +17,7 @@ from specdec.tune.gpu_clock import GpuClock, _launch
 from specdec.tune.search import Job
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter needs no GPU")
-TILES = cut(Shape(64, 16, 64, 2, 4), 16, 1)
+TILES = cut(Shape(64, 16, 64, 2, 4), 16, Order(1, 1))
 SMALL = Product("whole", 64, 64, "float16")
 
 
@@ -42,18 +43,18 @@ def clock(monkeypatch) -> GpuClock:
 
 
 @pytest.mark.parametrize(
-    "product, splits",
+    "product, order",
     [
-        (Product("split", 64, 512, "float16"), 2),
-        (Product("gate", 128, 64, "float16"), 1),
-        (Product("whole", 64, 64, "float16"), 1),
-        (Product("whole", 320, 64, "float16"), 1),
+        (Product("split", 64, 512, "float16"), Order(4, 2)),
+        (Product("gate", 128, 64, "float16"), Order(1, 1)),
+        (Product("whole", 64, 64, "float16"), Order(1, 1)),
+        (Product("whole", 320, 64, "float16"), Order(1, 1)),
     ],
 )
-def test_the_launched_kernel_computes_the_product(product, splits):
+def test_the_launched_kernel_computes_the_product(product, order):
     torch.manual_seed(0)
     x, weight = (torch.randn(n, product.K).half() for n in (8, product.N))
-    found = _launch(product, x, weight, cut(Shape(64, 16, 64, 2, 4), 16, splits))
+    found = _launch(product, x, weight, cut(Shape(64, 16, 64, 2, 4), 16, order))
     if product.kind == "gate":
         expected = gate_up_ref(x, weight, None)
     elif product.N > 4 * product.K:
@@ -64,7 +65,7 @@ def test_the_launched_kernel_computes_the_product(product, splits):
     else:
         expected = linear_ref(x, weight, None, torch.float16)
     if product.kind == "split":
-        assert len(found) == splits
+        assert len(found) == order.parts
         found = Sums(found, None).finish(torch.float16)
     torch.testing.assert_close(found, expected, rtol=1e-2, atol=2e-2)
 

@@ -17,7 +17,7 @@ SHAPE = Shape(64, 16, 256, 3, 4)
 def measured(rule_us: float, cublas_us: float = 20.0) -> Measured:
     rows = {rows: Best(SHAPE, 10.0, rule_us, cublas_us) for rows in ROW_CLASSES}
     times = {(16, 2, SHAPE): 10.0, (16, 2, SHAPE._replace(num_stages=4)): float("inf")}
-    return Measured(product=Product("split", 64, 64), splits=2, rows=rows, times=times)
+    return Measured(product=Product("split", 64, 64), parts=2, rows=rows, times=times)
 
 
 def test_the_table_has_a_line_for_every_row_class():

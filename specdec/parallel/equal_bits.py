@@ -1,0 +1,73 @@
+"""On how many GPUs a model runs, and on how many with the bits of one.
+
+A number of GPUs has equal bits if each takes whole splits of every o_proj and down_proj, so that
+its sum is a subtree of sum_order.py. Heads, experts and rows of other weights go to GPUs whole,
+which changes no sum.
+"""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from specdec.kernels.sum_order import splits_of
+from weights.config import EagleConfig, LayerKind, TargetConfig
+
+SIZES = (2, 4, 8)  # numbers of GPUs beside 1
+ALIGN = 8  # columns of a weight's part: rows of 16-bit numbers begin at multiples of 16 bytes
+
+
+class Fit(NamedTuple):
+    """What a number of GPUs does for a model."""
+
+    size: int
+    bits: Literal["equal", "other", "none"]  # other: it runs, and sums in another order; none: not
+    reason: str = ""  # empty if bits are equal
+
+
+def fits_of(target: TargetConfig) -> list[Fit]:
+    """Judge every number of GPUs for a target; its tokens depend on nothing else."""
+    return [_fit(target.kinds, size) for size in SIZES]
+
+
+def draft_fits_of(eagle: EagleConfig) -> list[Fit]:
+    """Judge every number of GPUs for a draft that is cut; a whole one on each always fits.
+
+    Other bits change which tokens are drafted, and none that is written.
+    """
+    return [_fit((eagle.layer,), size) for size in SIZES]
+
+
+def _fit(kinds: tuple[LayerKind, ...], size: int) -> Fit:
+    problem = next((found for kind in kinds for found in _problems(kind, size)), None)
+    if problem is not None:
+        return Fit(size, "none", problem)
+    loss = next((found for kind in kinds for found in _losses(kind, size)), None)
+    return Fit(size, "equal") if loss is None else Fit(size, "other", loss)
+
+
+def _problems(kind: LayerKind, size: int) -> Iterator[str]:
+    """Say what cannot be dealt out to so many GPUs."""
+    heads, kv_heads = kind.num_heads, kind.num_kv_heads
+    if heads % size != 0:
+        yield f"{heads} heads"
+    if kv_heads % size != 0 and size % kv_heads != 0:  # fewer are copied
+        yield f"{kv_heads} kv heads"
+    if kind.experts is not None and kind.experts.num % size != 0:
+        yield f"{kind.experts.num} experts"
+    for name, _, columns in _row_parallel(kind):
+        if columns % (size * ALIGN) != 0:
+            yield f"{columns:,} columns of {name}"
+
+
+def _losses(kind: LayerKind, size: int) -> Iterator[str]:
+    """Say where a GPU would have a part of a split."""
+    for name, N, K in _row_parallel(kind):
+        splits = splits_of(N, K)
+        if splits % size != 0:
+            yield f"{name} has {splits} split{'s' * (splits > 1)}"
+
+
+def _row_parallel(kind: LayerKind) -> Iterator[tuple[str, int, int]]:
+    """List names and shapes [N, K] of the weights whose columns go to GPUs."""
+    yield "o_proj", kind.hidden_size, kind.num_heads * kind.head_dim
+    if kind.experts is None:
+        yield "down_proj", kind.hidden_size, kind.intermediate_size

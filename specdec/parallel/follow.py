@@ -1,0 +1,113 @@
+"""The side of the other ranks: they run on their own runner what rank 0 does on its own.
+
+They read no results and send nothing back but numbers in shared memory.
+"""
+
+import gc
+import pickle
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from specdec.parallel.group import Group
+from specdec.parallel.lead import digest
+from specdec.parallel.messages import Kind, Plain, to_masks, to_round, to_rows, unpacked
+from specdec.parallel.ranks import Led
+from specdec.parallel.ring import Reader
+from specdec.parallel.shared import NUM_DIGESTS, Place, Shared, Stage, fence
+from specdec.rounds.step_sizes import RowMasks
+from specdec.runner import Runner
+
+
+class Follow:
+    """Follows rank 0, as each of the others does. store, compares: see Lead"""
+
+    def __init__(self, shared: Shared, rank: int, store: int, compares: bool = False) -> None:
+        self.rank = rank
+        self.size = shared.num_ranks
+        self._shared = shared
+        self._store = store
+        self._compares = compares
+        self._ring = Reader(shared, rank)
+        self._group: Group | None = None
+
+    # the start
+
+    def join(self, device: torch.device) -> None:
+        """Connect with all ranks, once they have read their weights."""
+        self._shared.set(self.rank, Place.STAGE, Stage.JOINING)
+        self._decided(*self._receive())
+        self._group = Group(self._store, self.rank, self.size, device)
+
+    def led(self, runner: Led, decide: Callable[[], int]) -> int:
+        """Run rank 0's steps until it has decided."""
+        assert isinstance(runner, Runner), runner
+        return self._decided(*self._run(runner))
+
+    def least(self, value: int) -> int:
+        """Find the least of all ranks' values."""
+        assert self._group is not None, "ranks that have not joined"
+        return self._group.least(value)
+
+    def after_first(self, work: Callable[[], object]) -> None:
+        """Do something once rank 0 has."""
+        self._decided(*self._receive())
+        work()
+
+    def _decided(self, kind: Kind, values: Plain) -> int:
+        assert kind is Kind.DECIDED, kind
+        value: int = values[0]
+        return value
+
+    # steps
+
+    def serve(self, runner: Runner) -> None:
+        """Run rank 0's steps, first those that it measures; SystemExit at the end."""
+        kind, _ = self._run(runner)
+        assert kind is Kind.SERVE, kind
+        gc.collect()  # a collection that walks over modules would hold up all ranks
+        gc.freeze()
+        self._shared.set(self.rank, Place.STAGE, Stage.SERVING)
+        kind, _ = self._run(runner)
+        raise AssertionError(f"{kind} while serving")
+
+    def _run(self, runner: Runner) -> tuple[Kind, Plain]:
+        """Do what messages say, up to the first that says nothing about a step."""
+        while True:
+            kind, values = self._receive()
+            if kind is Kind.STEP:
+                self._step(runner, values)
+            elif kind is Kind.ROWS:
+                runner.start_rows(*to_rows(values))
+            elif kind is Kind.PLACED:
+                runner.place(pickle.loads(values[0]))
+            elif kind is Kind.THRESHOLD:
+                runner.stop_below(*values)
+            elif kind is Kind.FACTORS:
+                runner.calibrate(np.frombuffer(bytearray(values[0]), np.float32).reshape(2, -1))
+            else:
+                return kind, values
+
+    def _step(self, runner: Runner, values: Plain) -> None:
+        round, max_seq_len, flags, is_guided = to_round(values)
+        step = runner.bounded_step(round, max_seq_len, flags, self._masks if is_guided else None)
+        with torch.inference_mode():
+            runner.acts.run(step)
+        if self._compares:
+            latest = runner.results.latest
+            place = Place.FIRST_DIGEST + latest.number % NUM_DIGESTS
+            self._shared.set(self.rank, place, digest(latest.read()))
+            fence()
+            self._shared.set(self.rank, Place.DIGESTS, latest.number)
+
+    def _masks(self) -> RowMasks:
+        kind, values = self._receive()
+        assert kind is Kind.MASKS, kind
+        return to_masks(values)
+
+    def _receive(self) -> tuple[Kind, Plain]:
+        kind, values = unpacked(self._ring.receive())
+        if kind is Kind.END:
+            raise SystemExit(0)
+        return kind, values

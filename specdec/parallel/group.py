@@ -1,0 +1,67 @@
+"""The ranks' process group: gloo on a CPU, NCCL on GPUs. It moves data and never adds any.
+
+It is no default group, so a caller's own torch.distributed stays as it is. Its store is a file
+without a name that all ranks inherit, and gloo listens to its own host alone.
+"""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch._C._distributed_c10d import _register_process_group
+
+from specdec.parallel.processes import NO_MULTICAST
+
+# the start of one rank may wait for that of another; who fails is found by watching processes
+PATIENCE = timedelta(minutes=30)
+
+
+class Group:
+    """Connects a rank with all others, which connect at about the same time.
+
+    file: the store's descriptor. It is never closed: a store that went later would write into what
+        has its number by then
+    """
+
+    def __init__(self, file: int, rank: int, size: int, device: torch.device) -> None:
+        os.environ |= NO_MULTICAST
+        self.size = size
+        self._device = device
+        store = distributed.FileStore(f"/proc/self/fd/{file}", size)  # type: ignore[attr-defined]
+        self._group: Any
+        if device.type == "cuda":
+            options = distributed.ProcessGroupNCCL.Options()
+            options._timeout = PATIENCE
+            self._group = distributed.ProcessGroupNCCL(store, rank, size, options)
+            self._group.eager_connect_single_device(device)
+        else:
+            gloo = distributed.ProcessGroupGloo
+            within_host = gloo._Options()  # type: ignore[attr-defined]
+            within_host._devices = [gloo.create_device(interface="lo")]
+            within_host._timeout = PATIENCE
+            self._group = gloo(store, rank, size, within_host)
+        # ops find it by name; the descriptor of its store is no other group's in this process
+        self.name = f"specdec-{file}"
+        self._named = distributed.ProcessGroup(store, rank, size)
+        kinds = distributed.ProcessGroup.BackendType
+        kind = kinds.NCCL if device.type == "cuda" else kinds.GLOO
+        self._named._register_backend(device, kind, self._group)
+        self._named._set_default_backend(kind)
+        self._named._set_group_name(self.name)  # type: ignore[arg-type]
+        _register_process_group(self.name, self._named)  # type: ignore[arg-type]
+
+    def gather(self, own: Tensor, out: Tensor) -> None:
+        """Copy `own` of every rank, [...], to `out` of each, [n, ...], by rank; both contiguous."""
+        self._group._allgather_base(out.view(-1), own.view(-1)).wait()
+
+    def least(self, value: int) -> int:
+        """Find the least of all ranks' values."""
+        found = torch.empty(self.size, dtype=torch.int64, device=self._device)
+        self.gather(torch.tensor([value], device=self._device), found)
+        return int(found.min())
+
+    def abort(self) -> None:
+        """End what waits for another rank, which has failed: it raises an error, in its thread."""
+        self._group.abort()

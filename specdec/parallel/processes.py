@@ -1,0 +1,204 @@
+"""The processes of the other ranks: rank 0 starts them, watches them and ends them.
+
+Each is a fresh interpreter, in a process group that Ctrl-C does not reach. A thread looks at them:
+if one has ended, or has given no sign of life for too long, all are ended, and the failure says
+which rank it was and what it wrote last. A process ends by itself once rank 0's has (worker.py).
+"""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import IO
+
+from specdec.parallel.shared import Place, Shared, Stage
+
+PROGRAM = "from specdec.parallel.worker import main; main()"
+# NVLink multicast can take a host down: nothing may use it
+NO_MULTICAST = {
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
+NUM_LINES = 20  # of a rank's last words
+LOOK_SECONDS = 0.1
+LOADING_SECONDS = 120.0  # without a sign of life, while a rank imports and loads
+SILENT_SECONDS = 10.0  # the same, once it serves
+CLOSING_SECONDS = 10.0  # for steps that were launched, and to free what a rank has
+SETTLING_SECONDS = 0.5  # after an error, for the watch to see whether a rank has ended
+READING_SECONDS = 1.0  # for the last words of a rank that has ended
+
+
+class RankError(RuntimeError):
+    """A rank of the engine has failed, or the engine was ended after an error."""
+
+
+class Process:
+    """Runs one rank. files: that it inherits. start: what it reads first, pickled."""
+
+    def __init__(self, rank: int, files: Sequence[int], start: object) -> None:
+        self.rank = rank
+        self.lines: deque[str] = deque(maxlen=NUM_LINES)
+        self.popen = subprocess.Popen(
+            [sys.executable, "-P", "-c", PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=files,
+            env=os.environ | NO_MULTICAST | {"PYTHONPATH": _path()},
+            process_group=0,
+        )
+        output, given = self.popen.stdout, self.popen.stdin
+        assert output is not None, rank
+        assert given is not None, rank
+        self._reader = threading.Thread(target=self._read, args=(output,), daemon=True)
+        self._reader.start()
+        with suppress(BrokenPipeError), given:  # it has ended, which the watch finds
+            pickle.dump(start, given)
+
+    def _read(self, output: IO[bytes]) -> None:
+        """Show what the rank writes, and keep the last of it."""
+        with output:
+            for line in output:
+                text = line.decode(errors="replace").rstrip()
+                self.lines.append(text)
+                with suppress(OSError, ValueError):  # stderr may be closed
+                    print(f"rank {self.rank}: {text}", file=sys.stderr)
+
+    def words_of(self, status: int) -> str:
+        """Say how it ended."""
+        if status >= 0:
+            return f"ended with status {status}"
+        return f"was ended by {signal.Signals(-status).name}"
+
+    def last_lines(self) -> str:
+        self._reader.join(READING_SECONDS)
+        return "".join(f"\n    {line}" for line in self.lines)
+
+
+def _path() -> str:
+    return os.pathsep.join(path for path in sys.path if path)
+
+
+class Processes:
+    """Has all other ranks of an engine in processes that have begun.
+
+    They end with this object at the latest, or with the interpreter.
+    starts: by rank, from 1 on
+    files: that they inherit, beside that of the memory
+    """
+
+    def __init__(self, shared: Shared, starts: Sequence[object], files: Sequence[int] = ()) -> None:
+        self.shared = shared
+        self.failure: str | None = None  # why the engine has ended
+        # called after a failure, maybe by another thread
+        self.told: list[Callable[[], object]] = []
+        self._owner = os.getpid()
+        self._all: list[Process] = []
+        self._is_over = threading.Event()
+        self._lock = threading.Lock()
+        self._end = weakref.finalize(self, _end, self._all, self._is_over, self._owner)
+        try:
+            for rank, start in enumerate(starts, 1):
+                self._all.append(Process(rank, [shared.file, *files], start))
+        except BaseException:
+            self._end()
+            raise
+        finally:
+            os.close(shared.file)  # the memory stays mapped
+        watch = _Watch(self._all, shared, weakref.ref(self))
+        threading.Thread(
+            target=watch.run, args=(self._is_over,), name="specdec-ranks", daemon=True
+        ).start()
+
+    def check(self) -> None:
+        """RankError if the engine has ended, or belongs to the process that forked this one."""
+        if self.failure is not None:
+            raise RankError(self.failure)
+        if self._owner != os.getpid():
+            raise RankError(f"the engine belongs to process {self._owner}: build one here")
+
+    def settle(self) -> None:
+        """Give the watch time to find a rank that has failed."""
+        self._is_over.wait(SETTLING_SECONDS)
+
+    def fail(self, failure: str) -> None:
+        """End all ranks for this reason, if they have not ended."""
+        with self._lock:
+            if self.failure is not None:
+                return
+            _kill(self._all, self._is_over)
+            self.failure = failure
+        for told in self.told:
+            told()
+        self._end()
+
+    def close(self, reason: str) -> None:
+        """Wait for ranks that were asked to end, and end those that do not."""
+        with self._lock:
+            if self.failure is None:
+                self._is_over.set()
+                _wait(self._all)
+                self._end()
+                self.failure = reason
+        _wait(self._all)
+
+
+class _Watch:
+    def __init__(
+        self, processes: list[Process], shared: Shared, owner: "weakref.ref[Processes]"
+    ) -> None:
+        self._processes = processes
+        self._shared = shared
+        self._owner = owner
+        self._beats = [0] * (len(processes) + 1)
+        self._seen_at = [time.monotonic()] * (len(processes) + 1)
+
+    def run(self, is_over: threading.Event) -> None:
+        while not is_over.wait(LOOK_SECONDS):
+            failed = [each for each in map(self._failure_of, self._processes) if each]
+            owner = self._owner() if failed and not is_over.is_set() else None
+            if owner is not None:
+                owner.fail(failed[0])
+
+    def _failure_of(self, process: Process) -> str | None:
+        rank, now = process.rank, time.monotonic()
+        status = process.popen.poll()
+        if status is not None:
+            return f"rank {rank} {process.words_of(status)}{process.last_lines()}"
+        beats = self._shared.get(rank, Place.BEATS)
+        if beats != self._beats[rank]:
+            self._beats[rank], self._seen_at[rank] = beats, now
+        is_serving = self._shared.get(rank, Place.STAGE) == Stage.SERVING
+        limit = SILENT_SECONDS if is_serving else LOADING_SECONDS
+        if now - self._seen_at[rank] <= limit:
+            return None
+        process.popen.kill()  # its output ends
+        return f"rank {rank} has given no sign of life for {limit:g} s{process.last_lines()}"
+
+
+def _end(processes: list[Process], is_over: threading.Event, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child has copies of all this
+        _kill(processes, is_over)
+        _wait(processes)
+
+
+def _kill(processes: list[Process], is_over: threading.Event) -> None:
+    is_over.set()
+    for each in processes:
+        each.popen.kill()
+
+
+def _wait(processes: list[Process]) -> None:
+    """Wait for their ends, but not longer than they may take."""
+    ends_at = time.monotonic() + CLOSING_SECONDS
+    for each in processes:
+        with suppress(subprocess.TimeoutExpired):
+            each.popen.wait(max(ends_at - time.monotonic(), 0.0))

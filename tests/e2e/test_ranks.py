@@ -1,0 +1,201 @@
+"""Two ranks give the tokens and logprobs of one, and hold the same state in every step."""
+
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from specdec import LLM, SamplingParams
+from specdec.parallel import lead as leading
+from specdec.parallel.processes import RankError
+from tests.ranks import with_ranks
+from tests.shared_rows import at_random, rows_are_shared
+
+SIZES = {"max_num_seqs": 5, "max_model_len": 256, "device": "cpu", "seed": 7}
+RULES = [{"regex": r"(def|for) [a-z_]{3,9}\([a-z]{0,4}\):( [a-z]+)*"}, {"json": {"type": "object"}}]
+GREEDY = {"temperature": 0.0}
+LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+ASKED = [
+    GREEDY | {"logprobs": 2, "prompt_logprobs": 1},
+    {"temperature": 0.9, "top_p": 0.9, "seed": 1, "n": 2, "logprobs": 1},
+    {"temperature": 0.7, "seed": 2, "presence_penalty": 0.6, "bad_words": ["self"]},
+    {
+        "temperature": 1.0,
+        "seed": 3,
+        "min_p": 0.05,
+        "logit_bias": {5: 2.0},
+        "repetition_penalty": 1.2,
+    },
+    GREEDY | {"structured_outputs": RULES[0]},
+    {"temperature": 0.8, "seed": 5, "structured_outputs": RULES[1]},
+    GREEDY | {"min_tokens": 9, "stop_token_ids": [11, 12], "allowed_token_ids": range(9, 900)},
+    {"temperature": 0.8, "seed": 4, "top_k": 20},
+]
+
+
+def chain_of(k, draft="demo", **more):
+    return {"model": draft, "num_speculative_tokens": k, **more}
+
+
+TREE = chain_of(4, "demo/eagle1", top_k=3, num_draft_tokens=9)
+
+
+@pytest.fixture(scope="module")
+def requests(prompts):
+    """Prompts that share beginnings, and what is asked of them."""
+    short = [prompt for prompt in prompts if len(prompt) < 64]
+    texts = [(short[0] + short[2] + 2 * tail)[:119] for tail in short[3:7]]  # three blocks
+    texts += [(tail + short[0])[:56] for tail in short[1:5]]  # they grow by a second one
+    params = [SamplingParams(**{"max_tokens": 10, **each}) for each in ASKED]
+    return texts, params
+
+
+def outputs_of(llm, requests):
+    outputs = llm.generate(*requests, use_tqdm=False)
+    llm.engine.drain()
+    return outputs
+
+
+def told(outputs):
+    return [
+        ([(each.token_ids, each.logprobs) for each in output.outputs], output.prompt_logprobs)
+        for output in outputs
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(requests):
+    """Texts of one rank without drafts."""
+    return told(outputs_of(LLM("demo", **SIZES), requests))
+
+
+def ranks(draft, compares=True, **options):
+    with with_ranks(2, compares):
+        return LLM("demo", draft, **(SIZES | options))
+
+
+def worker(llm):
+    return llm.engine.runner.followers.processes._all[0].popen
+
+
+@pytest.fixture(scope="module")
+def chains():
+    """Few blocks, so that requests are preempted; chunks of prompts; steps ahead of results."""
+    options = {"num_kv_blocks": 5, "max_num_batched_tokens": 48, "async_scheduling": True}
+    with ranks(chain_of(3), **options) as llm:
+        yield llm
+
+
+def test_chains_are_those_of_one_rank(chains, requests, expected):
+    outputs = outputs_of(chains, requests)
+    assert told(outputs) == expected
+    assert sum(each.stats.num_preemptions for each in outputs) > 0
+    assert sum(each.stats.num_cached_tokens for each in outputs) > 0
+
+
+def test_a_rank_that_differs_is_named_with_the_step(chains, requests, monkeypatch):
+    """The other rank draws one request with another seed."""
+    real = leading.of_rows
+
+    def of_rows(starts, grown):
+        values = real(starts, grown)
+        for _, start in starts:
+            object.__setattr__(start.sampling, "seed", start.sampling.seed ^ 1)
+        changed = real(starts, grown)
+        for _, start in starts:
+            object.__setattr__(start.sampling, "seed", start.sampling.seed ^ 1)
+        return changed if starts else values
+
+    monkeypatch.setattr(leading, "of_rows", of_rows)
+    with pytest.raises(RankError, match=r"^rank 1 has other results of step \d+"):
+        outputs_of(chains, requests)
+    assert worker(chains).returncode is not None
+    with pytest.raises(RankError, match="has other results"):
+        outputs_of(chains, requests)
+
+
+@pytest.fixture(scope="module")
+def trees():
+    with ranks(TREE, max_num_batched_tokens=64) as llm:
+        yield llm
+
+
+def test_trees_are_those_of_one_rank(trees, requests, expected):
+    few = [each[2:7] for each in requests]
+    assert told(outputs_of(trees, few)) == expected[2:7]
+    assert trees.engine.runner.num_tree_rounds > 5
+
+
+def test_a_rank_that_is_killed_while_requests_run_ends_the_engine(trees, requests):
+    killing = threading.Timer(0.3, worker(trees).kill)
+    killing.start()
+    with pytest.raises(RankError, match=r"^rank 1 was ended by SIGKILL"):
+        trees.generate(requests[0] * 3, LONG, use_tqdm=False)
+    assert not trees.engine.has_unfinished
+    with pytest.raises(RankError, match="rank 1 was ended by SIGKILL"):
+        trees.generate(requests[0][0], use_tqdm=False)
+
+
+@pytest.fixture(scope="module")
+def auto():
+    with rows_are_shared(), ranks(chain_of("auto"), async_scheduling=True) as llm:
+        at_random(llm, random.Random(1))
+        yield llm
+
+
+def test_whatever_a_planner_chooses_is_done_by_both(auto, requests, expected):
+    assert told(outputs_of(auto, requests)) == expected
+    assert auto.engine.runner.num_tree_rounds > 0
+    assert (auto.engine.planner.factors != 1).any()
+    stats = auto.engine.planner.statistics
+    assert 0 < stats.num_wasted < stats.num_rows
+
+
+def test_ctrl_c_ends_the_ranks_that_run_a_step(auto, requests, monkeypatch):
+    popen, sampler = worker(auto), auto.engine.runner.acts.sampler
+    real, left = sampler.choose, [9]
+
+    def choose(step):
+        left[0] -= 1
+        if left[0] == 0:
+            signal.raise_signal(signal.SIGINT)
+        real(step)
+
+    monkeypatch.setattr(sampler, "choose", choose)
+    with pytest.raises(KeyboardInterrupt):
+        outputs_of(auto, requests)
+    assert popen.poll() == -signal.SIGKILL
+    with pytest.raises(RankError, match="a step was interrupted: KeyboardInterrupt"):
+        outputs_of(auto, requests)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("draft", [None, chain_of(3), TREE | {"adaptive": False}, chain_of("auto")])
+def test_two_gpus_give_the_texts_of_one(requests, draft, no_late_compilation):
+    options = SIZES | {"device": "cuda", "num_kv_blocks": 64}
+    with LLM("demo", draft, **options) as llm:
+        of_one = told(outputs_of(llm, requests))
+    with ranks(draft, **options) as llm:
+        assert told(outputs_of(llm, requests)) == of_one
+        assert told(outputs_of(llm, requests)) == of_one
+
+
+def generate_for(llm, requests, seconds):
+    ends_at = time.monotonic() + seconds
+    while time.monotonic() < ends_at:
+        outputs_of(llm, requests)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_gpus_rank_that_ends_or_stops_ends_the_engine(requests, number):
+    with ranks(chain_of("auto"), compares=False, device="cuda", num_kv_blocks=64) as llm:
+        os.kill(worker(llm).pid, number)
+        with pytest.raises(RankError, match=r"^rank 1 (was ended by SIGKILL|has given no sign)"):
+            generate_for(llm, requests, seconds=15)

@@ -1,0 +1,163 @@
+"""However an engine of two ranks ends, nothing of it is left, and whoever waits is told."""
+
+import asyncio
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from specdec import LLM, AsyncLLM, EngineDeadError, SamplingParams
+from specdec.parallel import begin
+from specdec.parallel.processes import RankError
+from specdec.serve.async_engine import AsyncEngine
+from specdec.serve.engine_process import EngineProcess, EngineStart
+from tests.ranks import marked_processes, use_two_ranks, with_ranks
+
+OPTIONS = {"device": "cpu", "max_num_seqs": 4, "max_model_len": 256}
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+SCRIPT = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from specdec import LLM, SamplingParams
+from tests.ranks import use_two_ranks
+use_two_ranks()
+endless = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+print("begins", flush=True)
+with LLM("demo", {"model": "demo"}, device="cpu", max_num_seqs=4, max_model_len=256) as llm:
+    print("loaded", flush=True)
+    while True:
+        llm.generate(["a", "b", "c"], endless, use_tqdm=False)
+"""
+
+
+@pytest.fixture
+def mark(monkeypatch):
+    """A word in the environment of all processes that the test starts."""
+    word = f"mark-{uuid.uuid4().hex}"
+    monkeypatch.setenv("SPECDEC_TEST_MARK", word)
+    return word
+
+
+def nothing_is_left(mark, seconds=15.0):
+    ends_at = time.monotonic() + seconds
+    while left := marked_processes(mark):
+        assert time.monotonic() < ends_at, f"processes {left} are left"
+        time.sleep(0.05)
+
+
+def interrupt(mark, number, after, seconds):
+    """Send a signal to a script of two ranks, so many seconds after it says a word."""
+    before = set(os.listdir("/dev/shm"))
+    command = [sys.executable, "-c", SCRIPT]
+    script = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while script.stdout.readline().strip() != after:
+        assert script.poll() is None, script.stderr.read()
+    time.sleep(seconds)
+    script.send_signal(number)
+    _, said = script.communicate(timeout=15)
+    nothing_is_left(mark)
+    assert set(os.listdir("/dev/shm")) == before
+    assert script.returncode != 0
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, after, seconds",
+    [
+        ("SIGINT", "loaded", 0.4),
+        ("SIGINT", "begins", 0.9),
+        ("SIGTERM", "loaded", 0.2),
+    ],
+)
+def test_a_signal_ends_all_ranks(mark, name, after, seconds):
+    said = interrupt(mark, getattr(signal, name), after, seconds)
+    assert ("KeyboardInterrupt" in said) == (name == "SIGINT")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("i", range(10))
+def test_ctrl_c_at_any_moment_leaves_nothing(mark, i):
+    interrupt(mark, signal.SIGINT, "begins", random.uniform(0.0, 5.0))
+
+
+@pytest.mark.slow
+def test_a_rank_that_cannot_load_ends_the_start(monkeypatch):
+    real = begin._start
+
+    def elsewhere(*given):
+        start = real(*given)
+        return replace(start, found=start.found._replace(target=start.found.target / "none"))
+
+    monkeypatch.setattr(begin, "_start", elsewhere)
+    with with_ranks(2), pytest.raises(RankError, match=r"(?s)^rank 1 ended with.*CheckpointError"):
+        LLM("demo", **OPTIONS)
+
+
+@pytest.mark.slow
+def test_an_idle_async_engine_learns_of_a_ranks_end(mark):
+    with with_ranks(2):
+        llm = AsyncLLM("demo", **OPTIONS)
+    [rank] = set(marked_processes(mark)) - {os.getpid()}
+
+    async def run():
+        outputs = llm.generate("a", SamplingParams(max_tokens=2))
+        assert [output.finished async for output in outputs][-1]
+        os.kill(rank, signal.SIGKILL)
+        ends_at = time.monotonic() + 5
+        while llm.is_running:
+            assert time.monotonic() < ends_at, "it does not notice"
+            await asyncio.sleep(0.05)
+        with pytest.raises(EngineDeadError, match="rank 1 was ended by SIGKILL"):
+            await anext(llm.generate("a"))
+
+    asyncio.run(run())
+    nothing_is_left(mark)
+
+
+def nothing(*_):
+    """Say that it is loaded."""
+
+
+def test_a_served_engine_ends_with_its_rank(mark):
+    start = EngineStart(
+        model="demo",
+        speculative_config={"model": "demo"},
+        options=OPTIONS,
+        set_up=use_two_ranks,
+        loaded=nothing,
+    )
+    with AsyncEngine(EngineProcess(start)) as llm:
+        engine = llm._host._process
+        [rank] = set(marked_processes(mark)) - {os.getpid(), engine.pid}
+
+        async def run():
+            outputs = llm.generate("a", ENDLESS)
+            await anext(outputs)
+            os.kill(rank, signal.SIGKILL)
+            with pytest.raises(EngineDeadError, match="rank 1 was ended by SIGKILL"):
+                async for _ in outputs:
+                    pass
+
+        asyncio.run(run())
+        assert engine.wait(15) == 1
+    nothing_is_left(mark)
+
+
+@pytest.mark.slow
+def test_shutdown_and_collection_end_ranks(mark):
+    for end in (LLM.shutdown, lambda _: None):
+        with with_ranks(2):
+            llm = LLM("demo", **OPTIONS)
+        assert len(marked_processes(mark)) == 1
+        end(llm)
+        del llm
+        gc.collect()
+        nothing_is_left(mark)

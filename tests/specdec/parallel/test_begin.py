@@ -1,0 +1,88 @@
+"""What no ranks can be started for is one line, before anything is read."""
+
+import logging
+
+import pytest
+import torch
+
+from specdec import LLM
+from specdec.config import EngineConfig
+from specdec.parallel.begin import check_ranks
+from specdec.parallel.ranks import Parallel
+from specdec.start import load
+from tests.ranks import with_ranks
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """gpus(names, apart): GPUs that torch sees; those pairs do not reach each other."""
+
+    def see(names, apart=()):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+        monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
+        reaches = lambda one, other: (one, other) not in apart  # noqa: E731
+        monkeypatch.setattr(torch.cuda, "can_device_access_peer", reaches)
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return see
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.0, True, "2", None])
+def test_a_number_of_ranks_is_an_integer_of_at_least_1(size):
+    with pytest.raises(ValueError, match=f"tensor_parallel_size={size!r}: give an integer of at"):
+        Parallel(size=size)
+
+
+@pytest.mark.parametrize(
+    "count, visible, message",
+    [
+        (2, None, "tensor_parallel_size=4: torch sees 2 GPUs here: give at most 2"),
+        (1, "5", r"=4: torch sees one GPU here \(CUDA_VISIBLE_DEVICES=5\): give at most 1"),
+    ],
+)
+def test_there_are_no_more_ranks_than_gpus(gpus, monkeypatch, count, visible, message):
+    gpus(["H100"] * count)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(ValueError, match=message):
+        check_ranks(CUDA, 4)
+
+
+@pytest.mark.parametrize("pair", [(0, 2), (2, 0)])
+def test_every_pair_of_gpus_has_a_link(gpus, pair):
+    gpus(["H100"] * 3, apart=[pair])
+    with pytest.raises(ValueError, match="=3: GPUs 0 and 2 cannot reach each other's memory"):
+        check_ranks(CUDA, 3)
+    assert check_ranks(CUDA, 2) == "cuda:0"
+
+
+def test_gpus_of_different_kinds_are_a_warning(gpus, caplog):
+    gpus(["H100", "H100", "A100"])
+    with caplog.at_level(logging.WARNING, "specdec"):
+        assert check_ranks(CUDA, 2) == "cuda:0"
+        assert caplog.text == ""
+        assert check_ranks(CUDA, 3) == "cuda:0"
+    assert "GPUs differ (H100, H100, A100): the slowest sets the pace" in caplog.text
+
+
+def test_one_gpu_cannot_be_named(gpus):
+    gpus(["H100"] * 2)
+    with pytest.raises(ValueError, match="device='cuda:1' with tensor_parallel_size=2: ranks take"):
+        check_ranks(torch.device("cuda:1"), 2)
+
+
+def test_refusals_come_before_anything_is_read(gpus, monkeypatch):
+    gpus(["H100"])
+    monkeypatch.setattr(load, "Reader", lambda *_: pytest.fail("files were read"))
+    with with_ranks(2), pytest.raises(ValueError, match="torch sees one GPU here: give at most 1"):
+        LLM("demo", device="cuda")
+
+
+@pytest.mark.parametrize("backend", ["ray", "external_launcher", 1])
+def test_ranks_are_processes_of_this_host(backend):
+    assert EngineConfig(distributed_executor_backend="mp").distributed_executor_backend == "mp"
+    with pytest.raises(ValueError, match="distributed_executor_backend"):
+        EngineConfig(distributed_executor_backend=backend)

@@ -27,7 +27,7 @@ from specdec.described import (
     option,
 )
 from specdec.from_vllm import ENGINE
-from specdec.speculative_config import MOST_DRAFTS, ONE_GPU
+from specdec.speculative_config import MOST_DRAFTS, MOST_RANKS
 
 MAX_MODEL_LEN = 1 << 24
 GPU_MEMORY_UTILIZATION = 0.9
@@ -184,7 +184,15 @@ class EngineConfig:
         default=None, metadata=about("directory for downloads", unset="the hub's cache")
     )
     trust_remote_code: bool = fixed(False, "no code of a checkpoint ever runs")
-    tensor_parallel_size: int = fixed(1, ONE_GPU)
+    tensor_parallel_size: int = option(
+        1,
+        "GPUs that hold and run one model together, each a part of it",
+        text="GPUs of this host, the first ones that are visible, that hold and run one model "
+        "together, each a part of its heads, columns, experts and vocabulary; on a CPU, processes. "
+        "Tokens are those of one GPU, for the numbers in [limits.md](limits.md)",
+        bounds=(1, MOST_RANKS),
+        short="-tp",
+    )
     quantization: None = fixed(
         None, "weights are float32, bfloat16 or float16: give such a checkpoint"
     )
@@ -201,7 +209,7 @@ class EngineConfig:
     )
     task: str = fixed("generate", "specdec generates text", "auto")
     distributed_executor_backend: str | None = fixed(
-        None, "a model runs on one GPU; specdec.fleet runs engines on a cluster of Ray", "mp"
+        None, "each GPU has a process of its own; specdec.fleet runs engines on Ray", "mp"
     )
     block_size: int | None = fixed(64, "attention is written for blocks of 64 tokens", None)
 
@@ -218,6 +226,10 @@ class EngineConfig:
         graph_modes(self.cuda_graph_modes)
         if self.enforce_eager:
             self.refuse_graph_options("enforce_eager=True captures nothing")
+        if self.tensor_parallel_size > 1 and self.compile_piecewise:
+            given = f"with tensor_parallel_size={self.tensor_parallel_size}"
+            why = "torch.compile does not see transfers between GPUs: leave it out"
+            raise ValueError(f"compile_piecewise=True {given}: {why}")
         check_name("revision", self.revision)
         check_name("tokenizer_revision", self.tokenizer_revision)
         if not isinstance(self.hf_token, str | bool | None):

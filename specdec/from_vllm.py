@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 _LORA = "LoRA is not supported: merge the adapter into the target's weights"
 _MEDIA = "prompts are text or token ids, without pictures, sound or video: leave it out"
-_ONE_GPU = "a model runs on one GPU: leave it out (specdec.fleet runs an engine on each of several)"
+_ONE_HOST = "GPUs of one host share a model by tensor_parallel_size=: leave it out"
 _NO_NGRAMS = "n-gram drafts do not exist: give an EAGLE draft as model of speculative_config"
 _DRAFT = "give speculative_config={'model': DRAFT, 'num_speculative_tokens': K}"
 _GRAPHS = "give cuda_graph_sizes= and cuda_graph_token_sizes=, or enforce_eager=True for no graphs"
@@ -42,7 +42,7 @@ ENGINE = _advice(
         "disable_chunked_mm_input media_io_kwargs interleave_mm_strings enable_mm_embeds "
         "skip_mm_profiling allowed_local_media_path allowed_media_domains video_pruning_rate "
         "language_model_only enable_prompt_embeds",
-        _ONE_GPU: "pipeline_parallel_size data_parallel_size data_parallel_size_local "
+        _ONE_HOST: "pipeline_parallel_size data_parallel_size data_parallel_size_local "
         "data_parallel_backend data_parallel_rank data_parallel_address data_parallel_rpc_port "
         "enable_expert_parallel decode_context_parallel_size prefill_context_parallel_size "
         "disable_custom_all_reduce max_parallel_loading_workers worker_use_ray worker_cls "

@@ -13,9 +13,11 @@ from specdec.drafts.drafter import Drafter
 from specdec.drafts.eagle import EagleDrafter
 from specdec.kernels.attention.arguments import workspace_size
 from specdec.kernels.attention.launch_plan import HeadShape, most_rows_in_parts
+from specdec.kernels.cut_ids import CutIds
 from specdec.models.build import allocate_kv_cache, build_draft, build_target
 from specdec.models.decoder import DecoderModel
 from specdec.models.experts import rows_adding_experts
+from specdec.parallel.exchange import Exchange
 from specdec.parallel.followers import Followers
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, GraphFamilies
@@ -32,6 +34,7 @@ from specdec.step import Acts
 from specdec.target import Target
 from weights.config import Heads
 from weights.load import LoadedEagle, LoadedTarget
+from weights.shard import WHOLE, Shard
 
 
 class Runner:
@@ -42,6 +45,7 @@ class Runner:
         requests of such a step go through the rule too, with all probability on one token.
     confidence_threshold: above 0 drafts stop where their best paths are less probable on average.
         None: where `stop_below` says.
+    exchange: how the models, a rank's parts, meet those of other ranks; None: they are whole
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Runner:
         backend: GraphBackend | None = None,
         acceptance: str = "exact",
         confidence_threshold: float | None = 0.0,
+        exchange: Exchange | None = None,
     ) -> None:
         self.sizes, self.device, self.acceptance = sizes, device, acceptance
         eagle = eagle if sizes.num_speculative_tokens > 0 else None
@@ -86,7 +91,8 @@ class Runner:
         self.num_tree_rounds = 0  # steps that verified trees
         self.calibration: Tensor | None = None  # see rounds/level.py
         self._workspace = _workspace(self.heads, sizes, device)
-        model = build_target(target, taps, sizes.max_model_len, device)
+        self._exchange = exchange
+        model = build_target(target, taps, sizes.max_model_len, device, exchange)
         self.target_cache = self._new_cache(target, sizes.num_tree_blocks)
         contexts = self._contexts(self.target_cache, has_paths=sizes.tree is not None)
         L = target.config.num_layers
@@ -94,9 +100,10 @@ class Runner:
         self.target = Target(model, contexts, self.buffers, self.graphs.target, keeps_hidden)
         self.draft = None if eagle is None else self._new_draft(eagle, model)
         d2t = None if eagle is None else eagle.tensors.get("d2t")
+        cut = self._cut(target.shard, target.config.vocab_size)
         self.acts = Acts(
             target=self.target,
-            sampler=Sampler(model, self.buffers, self.state, acceptance, d2t),
+            sampler=Sampler(model, self.buffers, self.state, acceptance, d2t, cut),
             draft=self.draft,
             buffers=self.buffers,
             state=self.state,
@@ -283,7 +290,7 @@ class Runner:
             self.calibration = torch.ones(2, K, device=self.device)
         self.draft_cache = self._new_cache(eagle, self.sizes.num_draft_tree_blocks)
         return EagleDrafter(
-            model=build_draft(eagle, target, self.sizes.max_model_len, self.device),
+            model=build_draft(eagle, target, self.sizes.max_model_len, self.device, self._exchange),
             d2t=eagle.tensors.get("d2t"),
             contexts=self._contexts(self.draft_cache),
             buffers=self.buffers,
@@ -293,7 +300,14 @@ class Runner:
             sizes=self.sizes,
             calibration=self.calibration,
             threshold=self.threshold,
+            cut=self._cut(eagle.shard, eagle.config.draft_vocab_size),
         )
+
+    def _cut(self, shard: Shard, vocab_size: int) -> CutIds | None:
+        """Say which ids a head has, if it is cut."""
+        if self._exchange is None or shard == WHOLE:
+            return None
+        return CutIds(shard, vocab_size, self._exchange)
 
     def _captures(self) -> Captures:
         return [*self.target.captures(), *(self.draft.captures() if self.draft is not None else ())]

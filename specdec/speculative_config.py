@@ -13,7 +13,7 @@ from specdec.arguments import (
     is_list,
     refusing_unknown,
 )
-from specdec.described import DRAFTING, ENGINES, about, check_described, fixed, option
+from specdec.described import DRAFTING, ENGINES, about, check_described, option
 from specdec.from_vllm import SPECULATION
 
 AUTO = "auto"
@@ -26,7 +26,7 @@ OTHER_METHODS = (  # of vLLM
 MOST_DRAFTS = 32
 MOST_NODES = 63  # of a tree, which with its root fill a tile of rows
 MOST_CHILDREN = 16
-ONE_GPU = "a model runs on one GPU, which device='cuda:N' chooses"
+MOST_RANKS = 256
 
 
 @refusing_unknown(SPECULATION)
@@ -71,7 +71,13 @@ class SpeculativeConfig:
         flag="--draft-revision",
         commands=ENGINES,
     )
-    draft_tensor_parallel_size: int = fixed(1, ONE_GPU)
+    draft_tensor_parallel_size: int | None = option(
+        None,
+        "1: the draft is whole on each of several GPUs, not cut as the target is",
+        unset="tensor_parallel_size",
+        bounds=(1, MOST_RANKS),
+        commands=ENGINES,
+    )
     adaptive: bool | None = option(
         None,
         "that many drafts in every round, not as many as pay",

@@ -126,15 +126,17 @@ ROWS: dict[str, Row] = {
     ),
     "specdec.parallel": Row(("specdec.parallel",)),
     "specdec.parallel.followers": Row(TOLD, ("numpy",)),
-    "specdec.parallel.ranks": Row(("specdec.arguments", "specdec.parallel"), ("torch",)),
-    "specdec.parallel.group": Row(("specdec.parallel",), ("torch",)),
+    "specdec.parallel.ranks": Row(
+        ("specdec.arguments", "specdec.parallel", "weights.shard"), ("torch",)
+    ),
+    "specdec.parallel.group": Row(("specdec.parallel", "weights.shard"), ("torch",)),
     "specdec.parallel.messages": Row(TOLD, ("numpy",)),
-    "specdec.parallel.lead": Row(TOLD, ("numpy", "torch")),
-    "specdec.parallel.follow": Row((*TOLD, "specdec.runner"), ("numpy", "torch")),
+    "specdec.parallel.lead": Row((*TOLD, "weights.shard"), ("numpy", "torch")),
+    "specdec.parallel.follow": Row((*TOLD, "specdec.runner", "weights.shard"), ("numpy", "torch")),
     "specdec.parallel.begin": Row(
         (
             *("specdec.parallel", "specdec.config", "specdec.speculative_config"),
-            "specdec.start.speculation",
+            *("specdec.start.speculation", "graphs.addresses"),
         ),
         ("torch",),
     ),
@@ -142,7 +144,7 @@ ROWS: dict[str, Row] = {
     "specdec.target": Row(STEP, ("torch",)),
     "specdec.drafts": Row(STEP, ("torch",)),
     "specdec.step": Row((*STEP, "specdec.target", "specdec.drafts"), ("numpy",)),
-    "specdec.runner": Row((*STORY, "weights"), ("torch", "numpy")),
+    "specdec.runner": Row((*STORY, "specdec.parallel.exchange", "weights"), ("torch", "numpy")),
     "specdec.feedback": Row(FEEDBACK, ("numpy",)),
     "specdec.deliver": Row((*STEPPING, "specdec.rounds", "specdec.scheduling")),
     "specdec.engine": Row(ENGINE, ("torch",)),

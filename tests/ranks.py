@@ -1,28 +1,6 @@
-"""Engines of several ranks, which users cannot ask for yet."""
+"""Processes that a test has started, found by a word in their environment."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-
-from specdec import llm
-from specdec.parallel.ranks import Parallel
-
-
-@contextmanager
-def with_ranks(size: int, compares: bool = True) -> Iterator[None]:
-    """Let every LLM that is built in the body have that many ranks; see Parallel."""
-    real = llm.load
-    llm.load = partial(real, parallel=Parallel(size=size, compares=compares))
-    try:
-        yield
-    finally:
-        llm.load = real
-
-
-def use_two_ranks() -> None:
-    """Let every LLM of this process have two ranks, without an end."""
-    llm.load = partial(llm.load, parallel=Parallel(size=2))
 
 
 def marked_processes(mark: str) -> list[int]:

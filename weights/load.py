@@ -131,12 +131,9 @@ def load_eagle(
     assert agree is not None or target.shard == WHOLE, f"{target.shard} asks no other"
     reader = Reader(directory)
     log = Log()
-    resolution = resolve_eagle(reader, target.config, aux_layers, log)
-    wanted = eagle_shapes(resolution.config)
-    check_binding(wanted, resolution.bound, reader.problems)
-    d2t = target_ids(reader, resolution)
-    reader.problems.raise_if_any()
+    resolution, d2t = bind_eagle(reader, target.config, aux_layers, log)
     config = resolution.config
+    wanted = eagle_shapes(config)
     if d2t is not None and is_identity(d2t, config.vocab_size):
         log.add("d2t", None, "d2t is the identity over the full vocabulary, dropped")
         config = dataclasses.replace(config, has_d2t=False)
@@ -160,6 +157,17 @@ def load_eagle(
         tensors |= read_borrowed(config, files, is_tied, dtype=dtype, device=device)
     report = make_report(directory, "draft", config.format, log)
     return LoadedEagle(config=config, tensors=tensors, report=report, shard=shard)
+
+
+def bind_eagle(
+    reader: Reader, target: TargetConfig, aux_layers: tuple[int, ...] | None, log: Log
+) -> tuple[Resolution, Tensor | None]:
+    """Check a draft by its headers and d2t; returns its config with what files hold, and d2t."""
+    resolution = resolve_eagle(reader, target, aux_layers, log)
+    check_binding(eagle_shapes(resolution.config), resolution.bound, reader.problems)
+    d2t = target_ids(reader, resolution)
+    reader.problems.raise_if_any()
+    return resolution, d2t
 
 
 def target_ids(reader: Reader, resolution: Resolution) -> Tensor | None:

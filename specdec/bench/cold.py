@@ -28,6 +28,7 @@ from specdec.requests.params import SamplingParams
 from specdec.runner import Runner
 from specdec.speculative_config import AUTO
 from specdec.start import load as loading
+from specdec.start import runners
 from specdec.start.speculation import Drafting
 from weights.demo import demo_prompts
 
@@ -91,7 +92,8 @@ def start(
         with _timed("CUDA", seconds):
             torch.zeros(1, device=engine["device"])
     for name, phase in TIMED.items():
-        setattr(loading, name, _timed(phase, seconds)(getattr(loading, name)))
+        module = loading if hasattr(loading, name) else runners
+        setattr(module, name, _timed(phase, seconds)(getattr(module, name)))
     setattr(Runner, "capture", _timed("capture", seconds)(Runner.capture))  # noqa: B010
     with _timed("the rest of LLM()", seconds):
         llm = LLM(target, speculative_config=speculation, **engine)

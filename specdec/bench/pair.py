@@ -17,8 +17,9 @@ from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes
 from specdec.start.device import device_of, dtype_of, note_gpu_memory, release_memory
-from specdec.start.load import assemble, compiled
+from specdec.start.load import assemble
 from specdec.start.locate import locate
+from specdec.start.runners import compiled
 from specdec.start.speculation import Drafting
 from weights.demo import demo_prompts
 from weights.errors import Problems

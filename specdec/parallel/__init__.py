@@ -5,6 +5,5 @@ them; messages.py is how that is written, ring.py how it gets there, over the me
 lead.py is rank 0's side, follow.py and worker.py are the other one; processes.py starts, watches
 and ends them. group.py is what they exchange data by; equal_bits.py says on how many GPUs a model
 has the bits of one.
-
-Until weights are cut, every rank holds whole models and computes everything.
+exchange.py is what the models of ranks do with it, over the transfers of transfers.py.
 """

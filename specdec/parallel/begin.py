@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import torch
 
+from graphs.addresses import debug_enabled
 from specdec.config import EngineConfig
 from specdec.parallel.lead import Lead
 from specdec.parallel.processes import Processes
-from specdec.parallel.ranks import Parallel
 from specdec.parallel.shared import Shared
 from specdec.speculative_config import SpeculativeConfig
 from specdec.start.speculation import Drafting
@@ -83,28 +83,35 @@ def check_ranks(device: torch.device, size: int) -> str:
 
 
 @contextmanager
-def leading(found: Found, config: EngineConfig, parallel: Parallel) -> Iterator[Lead | None]:
-    """Start the other ranks, None if there are none; they end if the body fails."""
-    if parallel.size == 1:
+def leading(found: Found, config: EngineConfig) -> Iterator[Lead | None]:
+    """Start the other ranks, None if there are none; they end if the body fails.
+
+    With SPECDEC_DEBUG=1 ranks compare the results of each step.
+    """
+    size, compares = config.tensor_parallel_size, debug_enabled()
+    if size == 1:
         yield None
         return
-    shared = Shared.of(parallel.size)
+    shared = Shared.of(size)
     store = os.memfd_create("specdec-store")
     common = RankStart(
         file=shared.file,
         store=store,
         rank=0,
-        size=parallel.size,
+        size=size,
         parent=os.getpid(),
         num_threads=torch.get_num_threads(),
-        compares=parallel.compares,
+        compares=compares,
         found=found,
         config=replace(config, use_tqdm_on_load=False),
     )
-    starts = [_start(rank, common) for rank in range(1, parallel.size)]
-    lead = Lead(Processes(shared, starts, [store]), store, parallel.compares)
+    starts = [_start(rank, common) for rank in range(1, size)]
+    lead = Lead(Processes(shared, starts, [store]), store, compares)
     try:
         yield lead
+    except ValueError as error:  # what a user gave; that another rank has ended raises no such
+        lead.processes.fail(f"the start was refused: {error}")
+        raise
     except BaseException as error:
         lead.fail_after(error)
         raise

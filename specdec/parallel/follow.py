@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from specdec.parallel.exchange import Exchange
 from specdec.parallel.group import Group
 from specdec.parallel.lead import digest
 from specdec.parallel.messages import Kind, Plain, to_masks, to_round, to_rows, unpacked
@@ -18,6 +19,7 @@ from specdec.parallel.ring import Reader
 from specdec.parallel.shared import NUM_DIGESTS, Place, Shared, Stage, fence
 from specdec.rounds.step_sizes import RowMasks
 from specdec.runner import Runner
+from weights.shard import Shard
 
 
 class Follow:
@@ -34,8 +36,19 @@ class Follow:
 
     # the start
 
+    @property
+    def shard(self) -> Shard:
+        """Say which part of the models this rank reads."""
+        return Shard(self.rank, self.size)
+
+    @property
+    def exchange(self) -> Exchange:
+        """Give what the models of joined ranks exchange parts by."""
+        assert self._group is not None, "ranks that have not joined"
+        return self._group.exchange
+
     def join(self, device: torch.device) -> None:
-        """Connect with all ranks, once they have read their weights."""
+        """Connect with all ranks, once they have read the target's weights."""
         self._shared.set(self.rank, Place.STAGE, Stage.JOINING)
         self._decided(*self._receive())
         self._group = Group(self._store, self.rank, self.size, device)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from specdec.parallel.exchange import Exchange
 from specdec.parallel.group import Group
 from specdec.parallel.messages import Kind, of_masks, of_round, of_rows, packed
 from specdec.parallel.processes import Processes, RankError
@@ -20,13 +21,15 @@ from specdec.parallel.shared import NUM_DIGESTS, Place, Stage, wait_until
 from specdec.rounds.results import PendingResult, StepResult
 from specdec.rounds.step_sizes import RowMasks, Step
 from specdec.rounds.upload import RowStart
+from weights.shard import Shard
 
 
 class Lead:
     """Leads the other ranks of an engine through its start and its steps.
 
     store: the descriptor of the group's store
-    compares: see Parallel
+    compares: every rank digests each step's results, and one that differs ends the engine: for
+        debugging, since all of them wait for their devices in each step
     """
 
     rank = 0
@@ -42,8 +45,19 @@ class Lead:
 
     # the start
 
+    @property
+    def shard(self) -> Shard:
+        """Say which part of the models this rank reads."""
+        return Shard(self.rank, self.size)
+
+    @property
+    def exchange(self) -> Exchange:
+        """Give what the models of joined ranks exchange parts by."""
+        assert self._group is not None, "ranks that have not joined"
+        return self._group.exchange
+
     def join(self, device: torch.device) -> None:
-        """Connect with all ranks, once they have read their weights."""
+        """Connect with all ranks, once they have read the target's weights."""
         self._wait(Place.STAGE, Stage.JOINING)
         self._send(Kind.DECIDED, 0)
         self._group = Group(self._store, self.rank, self.size, device)

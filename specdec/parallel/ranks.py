@@ -5,32 +5,13 @@ rank 0 makes it: the others run the steps that it measures, and take its answer.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from specdec.arguments import is_integer
+from specdec.parallel.exchange import Exchange
 from specdec.parallel.followers import Followers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parallel:
-    """Says how many ranks an engine has; internal until weights are cut.
-
-    compares: every rank digests each step's results, and one that differs ends the engine: for
-        debugging, since all of them wait for their devices in each step
-    """
-
-    size: int = 1
-    compares: bool = False
-
-    def __post_init__(self) -> None:
-        if not is_integer(self.size) or self.size < 1:
-            raise ValueError(f"tensor_parallel_size={self.size!r}: give an integer of at least 1")
-
-
-ONE_RANK = Parallel()
+from weights.shard import WHOLE, Shard
 
 
 class Led(Protocol):
@@ -43,8 +24,16 @@ class Ranks(Protocol):
     rank: int
     size: int
 
+    @property
+    def shard(self) -> Shard:
+        """Say which part of the models this rank reads."""
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """Give what the models of joined ranks exchange parts by. None: they are whole"""
+
     def join(self, device: torch.device) -> None:
-        """Connect with all ranks, once they have read their weights."""
+        """Connect with all ranks, once they have read the target's weights."""
 
     def led(self, runner: Led, decide: Callable[[], int]) -> int:
         """Have rank 0 decide by steps of its runner, which the others run as well."""
@@ -61,6 +50,8 @@ class Alone:
 
     rank = 0
     size = 1
+    shard = WHOLE
+    exchange = None
 
     def join(self, device: torch.device) -> None:
         """Have nobody to connect with."""

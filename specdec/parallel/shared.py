@@ -34,7 +34,7 @@ class Place(IntEnum):
 
 class Stage(IntEnum):
     LOADING = 0
-    JOINING = 1  # it has weights, and waits for all others to have theirs
+    JOINING = 1  # it has the target's weights, and waits for all others to have theirs
     SERVING = 2
 
 

@@ -55,6 +55,25 @@ def memory_table(needs: MemoryNeeds, utilization: float, num_blocks: int) -> str
     return "\n".join(f"{name:<44}{size / GIB:9.2f} GiB" for name, size in rows)
 
 
+def of_all_ranks(needs: MemoryNeeds, least: Callable[[int], int]) -> MemoryNeeds:
+    """Take the smallest device of all ranks, and the most that one of them needs, of each kind.
+
+    least: finds the least of all ranks' values; one rank has its own
+    """
+
+    def most(value: int) -> int:
+        return -least(-value)
+
+    return replace(
+        needs,
+        total=least(needs.total),
+        weights=most(needs.weights),
+        other=most(needs.other),
+        step=most(needs.step),
+        pools={name: most(size) for name, size in needs.pools.items()},
+    )
+
+
 def plan_memory(needs: MemoryNeeds, utilization: float, sizes: EngineSizes) -> int:
     """Count the blocks that the budget leaves, up to those of `sizes`; ValueError if too few."""
     budget = int(needs.total * utilization)

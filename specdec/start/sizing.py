@@ -94,8 +94,10 @@ def check_length(sizes: EngineSizes, block: int, memory: int) -> None:
         )
 
 
-def check_weights(reader: Reader, dtype: torch.dtype | None, memory: int) -> None:
-    """Refuse weights that `memory` bytes cannot hold, before the first is read.
+def check_weights(
+    reader: Reader, dtype: torch.dtype | None, memory: int, num_devices: int = 1
+) -> None:
+    """Refuse weights that `memory` bytes of each device cannot hold, before the first is read.
 
     dtype: that they are loaded in; None: as stored
     """
@@ -103,10 +105,11 @@ def check_weights(reader: Reader, dtype: torch.dtype | None, memory: int) -> Non
     need = sum(each.num_bytes for each in entries)
     if dtype is not None:
         need = sum(math.prod(each.shape) for each in entries) * dtype.itemsize
-    if need >= memory:
+    if need >= memory * num_devices:
         how = "as stored" if dtype is None else f"in {str(dtype).removeprefix('torch.')}"
+        has = "the device has" if num_devices == 1 else f"each of {num_devices} devices has"
         raise ValueError(
-            f"{reader.directory}: the weights take {need / GIB:.2f} GiB {how}, the device has "
+            f"{reader.directory}: the weights take {need / GIB:.2f} GiB {how}, {has} "
             f"{memory / GIB:.2f} GiB: give a device with more, or a smaller model"
         )
 

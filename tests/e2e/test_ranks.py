@@ -12,7 +12,6 @@ import torch
 from specdec import LLM, SamplingParams
 from specdec.parallel import lead as leading
 from specdec.parallel.processes import RankError
-from tests.ranks import with_ranks
 from tests.shared_rows import at_random, rows_are_shared
 
 SIZES = {"max_num_seqs": 5, "max_model_len": 256, "device": "cpu", "seed": 7}
@@ -73,9 +72,8 @@ def expected(requests):
     return told(outputs_of(LLM("demo", **SIZES), requests))
 
 
-def ranks(draft, compares=True, **options):
-    with with_ranks(2, compares):
-        return LLM("demo", draft, **(SIZES | options))
+def ranks(draft, **options):
+    return LLM("demo", draft, **(SIZES | options), tensor_parallel_size=2)
 
 
 def worker(llm):
@@ -195,7 +193,7 @@ def generate_for(llm, requests, seconds):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_gpus_rank_that_ends_or_stops_ends_the_engine(requests, number):
-    with ranks(chain_of("auto"), compares=False, device="cuda", num_kv_blocks=64) as llm:
+    with ranks(chain_of("auto"), device="cuda", num_kv_blocks=64) as llm:
         os.kill(worker(llm).pid, number)
         with pytest.raises(RankError, match=r"^rank 1 (was ended by SIGKILL|has given no sign)"):
             generate_for(llm, requests, seconds=15)

@@ -18,19 +18,18 @@ from specdec.parallel import begin
 from specdec.parallel.processes import RankError
 from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.engine_process import EngineProcess, EngineStart
-from tests.ranks import marked_processes, use_two_ranks, with_ranks
+from tests.ranks import marked_processes
 
-OPTIONS = {"device": "cpu", "max_num_seqs": 4, "max_model_len": 256}
+OPTIONS = {"device": "cpu", "max_num_seqs": 4, "max_model_len": 256, "tensor_parallel_size": 2}
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
 SCRIPT = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from specdec import LLM, SamplingParams
-from tests.ranks import use_two_ranks
-use_two_ranks()
 endless = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
 print("begins", flush=True)
-with LLM("demo", {"model": "demo"}, device="cpu", max_num_seqs=4, max_model_len=256) as llm:
+options = {"max_num_seqs": 4, "max_model_len": 256, "tensor_parallel_size": 2}
+with LLM("demo", {"model": "demo"}, device="cpu", **options) as llm:
     print("loaded", flush=True)
     while True:
         llm.generate(["a", "b", "c"], endless, use_tqdm=False)
@@ -97,14 +96,13 @@ def test_a_rank_that_cannot_load_ends_the_start(monkeypatch):
         return replace(start, found=start.found._replace(target=start.found.target / "none"))
 
     monkeypatch.setattr(begin, "_start", elsewhere)
-    with with_ranks(2), pytest.raises(RankError, match=r"(?s)^rank 1 ended with.*CheckpointError"):
+    with pytest.raises(RankError, match=r"(?s)^rank 1 ended with.*CheckpointError"):
         LLM("demo", **OPTIONS)
 
 
 @pytest.mark.slow
 def test_an_idle_async_engine_learns_of_a_ranks_end(mark):
-    with with_ranks(2):
-        llm = AsyncLLM("demo", **OPTIONS)
+    llm = AsyncLLM("demo", **OPTIONS)
     [rank] = set(marked_processes(mark)) - {os.getpid()}
 
     async def run():
@@ -131,7 +129,7 @@ def test_a_served_engine_ends_with_its_rank(mark):
         model="demo",
         speculative_config={"model": "demo"},
         options=OPTIONS,
-        set_up=use_two_ranks,
+        set_up=nothing,
         loaded=nothing,
     )
     with AsyncEngine(EngineProcess(start)) as llm:
@@ -154,8 +152,7 @@ def test_a_served_engine_ends_with_its_rank(mark):
 @pytest.mark.slow
 def test_shutdown_and_collection_end_ranks(mark):
     for end in (LLM.shutdown, lambda _: None):
-        with with_ranks(2):
-            llm = LLM("demo", **OPTIONS)
+        llm = LLM("demo", **OPTIONS)
         assert len(marked_processes(mark)) == 1
         end(llm)
         del llm

@@ -8,7 +8,7 @@ import torch
 from graphs.modes import CUDAGraphMode
 from specdec import LLM
 from specdec.config import EngineConfig, graph_modes
-from specdec.start import load as loading
+from specdec.start import runners
 
 NO_PIECES = {"target_prefill": "NONE", "draft_prefill": "FULL_DECODE_ONLY"}
 
@@ -92,7 +92,7 @@ def test_a_cpu_refuses_what_it_would_ignore(options):
 )
 def test_a_gpu_refuses_what_no_family_would_read(options, has_draft, words):
     with pytest.raises(ValueError, match=words):
-        loading._backend(EngineConfig(**options), torch.device("cuda"), has_draft)
+        runners.graph_backend(EngineConfig(**options), torch.device("cuda"), has_draft)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_a_gpu_refuses_what_no_family_would_read(options, has_draft, words):
     ],
 )
 def test_options_that_one_family_reads_are_taken(options, has_draft, taken, monkeypatch):
-    monkeypatch.setattr(loading, "CudaBackend", lambda device: ("graphs", device))
+    monkeypatch.setattr(runners, "CudaBackend", lambda device: ("graphs", device))
     config, device = EngineConfig(**options), torch.device("cuda")
-    assert loading._backend(config, device, has_draft) == ("graphs", device)
+    assert runners.graph_backend(config, device, has_draft) == ("graphs", device)
     graphs = config.graphs
     assert (graphs.request_sizes, graphs.token_sizes, graphs.compile_piecewise) == taken
     assert {name: graphs.modes[name].name for name in options["cuda_graph_modes"]} == (
@@ -150,7 +150,7 @@ def test_a_cache_of_a_given_size_says_that_it_overrides_the_share(caplog):
     config = EngineConfig(num_kv_blocks=4, gpu_memory_utilization=0.5)
     with caplog.at_level(logging.INFO, "specdec"):
         for each, said in ((EngineConfig(num_kv_blocks=4), 0), (config, 1)):
-            assert loading._num_blocks(each, None, 1024, torch.device("cpu")) == 4
+            assert runners._num_blocks(each, None, 1024, 1 << 40) == 4
             assert len(caplog.messages) == said
     assert caplog.messages == ["num_kv_blocks=4 overrides gpu_memory_utilization=0.5"]
 

@@ -6,14 +6,14 @@ from contextlib import nullcontext
 
 import pytest
 
-import specdec.start.load
+import specdec.start.runners
 from graphs import CUDAGraphMode
 from specdec import LLM, SamplingParams
 from specdec.engine import Engine
 
 
 def test_both_checkpoints_are_looked_for_before_one_is_read(monkeypatch):
-    monkeypatch.setattr(specdec.start.load, "load_target", lambda *_, **__: pytest.fail("read"))
+    monkeypatch.setattr(specdec.start.runners, "load_target", lambda *_, **__: pytest.fail("read"))
     with pytest.raises(ValueError, match="draft no/such/draft: no such directory"):
         LLM("demo", {"model": "no/such/draft"}, device="cpu")
     with pytest.raises(ValueError, match="target no/such/target: no such directory"):
@@ -25,7 +25,7 @@ def windowed(monkeypatch):
     """The bundled pair, both of which attend over a window."""
 
     def give(name, window):
-        real = getattr(specdec.start.load, name)
+        real = getattr(specdec.start.runners, name)
 
         def load(*args, **kwargs):
             loaded = real(*args, **kwargs)
@@ -33,7 +33,7 @@ def windowed(monkeypatch):
                 loaded, config=dataclasses.replace(loaded.config, sliding_window=window)
             )
 
-        monkeypatch.setattr(specdec.start.load, name, load)
+        monkeypatch.setattr(specdec.start.runners, name, load)
 
     give("load_target", 96)
     give("load_eagle", 64)
@@ -198,6 +198,6 @@ def test_graph_counters_say_which_batches_ran_and_a_debug_line_sums_them_up(llm,
 
 
 def test_a_length_beyond_the_target_is_refused_before_weights_are_read(monkeypatch):
-    monkeypatch.setattr(specdec.start.load, "load_target", lambda *_, **__: pytest.fail("read"))
+    monkeypatch.setattr(specdec.start.runners, "load_target", lambda *_, **__: pytest.fail("read"))
     with pytest.raises(ValueError, match="exceeds the target's max_position_embeddings=2048"):
         LLM("demo", max_model_len=4096)

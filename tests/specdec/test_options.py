@@ -78,7 +78,11 @@ def test_mypy_finds_misspelt_arguments_in_a_users_file(tmp_path):
     "options, words",
     [
         ({"trust_remote_code": True}, "trust_remote_code=True: .*no code of a checkpoint"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2: only 1 is possible"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size=0: give an integer from 1 to 256"),
+        (
+            {"tensor_parallel_size": 2, "compile_piecewise": True},
+            "compile_piecewise=True with tensor_parallel_size=2: .* leave it out",
+        ),
         ({"quantization": "awq"}, "quantization='awq': only None is possible"),
         ({"enable_chunked_prefill": False}, "parts of prompts ride in steps"),
         ({"disable_log_stats": 1}, "disable_log_stats=1: allowed are"),
@@ -165,8 +169,13 @@ def test_a_revision_of_a_local_directory_has_no_effect_and_says_so(caplog):
 def test_a_draft_may_name_its_parallel_size_as_in_vllm():
     config = SpeculativeConfig("demo", draft_tensor_parallel_size=1)
     assert config.num_speculative_tokens == "auto"
-    with pytest.raises(ValueError, match="draft_tensor_parallel_size=2: only 1"):
-        SpeculativeConfig("demo", draft_tensor_parallel_size=2)
+    with pytest.raises(ValueError, match=r"=2 with tensor_parallel_size=4: give 1, .*, or 4"):
+        LLM(
+            "demo",
+            {"model": "demo", "draft_tensor_parallel_size": 2},
+            device="cpu",
+            tensor_parallel_size=4,
+        )
     with pytest.raises(ValueError, match="SpeculativeConfig does not take modle"):
         SpeculativeConfig(modle="demo")
 

@@ -9,7 +9,7 @@ import pytest
 
 import specdec.bench.pair
 import specdec.cli.checkpoints
-import specdec.start.load
+import specdec.start.runners
 from weights.demo import demo_directory
 
 ROOT = Path(__file__).parents[3]
@@ -160,7 +160,7 @@ def make_place(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """No weights, no input, no matplotlib."""
-    for module in (specdec.start.load, specdec.bench.pair, specdec.cli.checkpoints):
+    for module in (specdec.start.runners, specdec.bench.pair, specdec.cli.checkpoints):
         monkeypatch.setattr(module, "load_target", lambda *_, **__: pytest.fail("weights read"))
     monkeypatch.setattr(sys, "stdin", StringIO("\n"))
     monkeypatch.setattr("specdec.cli.before_torch.find_spec", lambda name: None)

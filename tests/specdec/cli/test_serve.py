@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 
-import specdec.start.load
+import specdec.start.runners
 from specdec.cli.errors import _without_keys
 from specdec.serve.http.options import listen
 
@@ -13,7 +13,7 @@ from specdec.serve.http.options import listen
 @pytest.fixture(autouse=True)
 def nothing_is_read(monkeypatch):
     monkeypatch.setattr(
-        specdec.start.load, "load_target", lambda *_, **__: pytest.fail("weights read")
+        specdec.start.runners, "load_target", lambda *_, **__: pytest.fail("weights read")
     )
 
 

@@ -43,7 +43,7 @@ def test_a_length_beyond_every_engine_asks_for_max_model_len(target, length):
 
 
 def test_a_length_that_no_memory_holds_asks_for_max_model_len(target, monkeypatch):
-    monkeypatch.setattr("specdec.start.load.device_memory", lambda device: 16 << 30)
+    monkeypatch.setattr("specdec.start.runners.device_memory", lambda device: 16 << 30)
     start = time.perf_counter()
     with pytest.raises(
         ValueError,
@@ -99,7 +99,7 @@ def test_heads_that_no_gpu_has_room_for_name_the_widest():
 
 def test_the_heads_of_both_models_are_checked(monkeypatch):
     found = []
-    monkeypatch.setattr("specdec.start.load.check_heads", lambda role, *_: found.append(role))
+    monkeypatch.setattr("specdec.start.runners.check_heads", lambda role, *_: found.append(role))
     LLM("demo", {"model": "demo/eagle3"}, device="cpu", max_model_len=64, max_num_seqs=1)
     assert found == ["target", "draft"]
 
@@ -138,7 +138,8 @@ def with_token(directory, token, **fields):
 def test_a_tokenizer_with_ids_outside_the_vocabulary_builds_no_engine(target, monkeypatch):
     directory = with_token(target(), 4096)
     monkeypatch.setattr(
-        "specdec.start.load.load_target", lambda *args, **options: pytest.fail("weights were read")
+        "specdec.start.runners.load_target",
+        lambda *args, **options: pytest.fail("weights were read"),
     )
     words = r"tokenizer\.json: ids of 1 tokens are outside .* \(0 to 4095\): '<\|more\|>' 4096"
     for options in ({}, {"tokenizer": str(directory)}):

@@ -64,6 +64,6 @@ def test_weights_that_no_device_holds_are_refused_before_they_are_read(tmp_path,
     with pytest.raises(ValueError, match=r"GiB in bfloat16, .*: give a device with more"):
         check_weights(reader, torch.bfloat16, need // 2)
     monkeypatch.setattr("specdec.start.load.device_memory", lambda device: need)
-    monkeypatch.setattr("specdec.start.load.load_target", None)
+    monkeypatch.setattr("specdec.start.runners.load_target", None)
     with pytest.raises(ValueError, match=r"the weights take 0.00 GiB in float32"):
         LLM(tmp_path, tokenizer="demo", device="cpu")

@@ -158,7 +158,7 @@ ROWS: dict[str, Row] = {
     ),
     **dict.fromkeys(READING_FILES, READING),
     "specdec.fleet": Row((*LLM, "specdec.serve"), ("ray", "starlette", "numpy")),
-    "specdec.bench": Row(LLM, ("torch", "matplotlib", "triton", "httpx2")),
+    "specdec.bench": Row((*LLM, "specdec.parallel"), ("torch", "matplotlib", "triton", "httpx2")),
     # nothing of ours: a yardstick must not be the shipped kernel
     "specdec.bench.yardsticks": Row(third=("torch",)),
     "specdec.bench.expert_yardstick": Row(third=("torch",)),

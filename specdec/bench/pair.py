@@ -2,29 +2,30 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from graphs.cuda import CudaBackend
 from specdec.config import EngineConfig, GraphConfig, graph_modes
 from specdec.engine import Engine
 from specdec.kernels import triton
 from specdec.kernels.compilations import log_compilations
+from specdec.parallel.begin import Found, check_ranks, leading
+from specdec.parallel.lead import Lead
+from specdec.parallel.ranks import ALONE
 from specdec.requests.tokenizer import Tokenizer
-from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes
-from specdec.start.device import device_of, dtype_of, note_gpu_memory, release_memory
-from specdec.start.load import assemble
+from specdec.speculative_config import SpeculativeConfig
+from specdec.start.device import device_of, note_gpu_memory, release_memory
+from specdec.start.load import assemble, check_parts
 from specdec.start.locate import locate
-from specdec.start.runners import compiled
+from specdec.start.runners import Models, RunnerPlan, build_planned, read_models
 from specdec.start.speculation import Drafting
 from weights.demo import demo_prompts
 from weights.errors import Problems
 from weights.files.guard import read_object
-from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
+from weights.load import LoadedEagle, LoadedTarget
 
 PLAIN = Drafting(0)
 HEAD = "lm_head.weight"
@@ -54,7 +55,10 @@ class EngineSpec:
 
 @dataclass(slots=True, eq=False)
 class Pair:
-    """eagle: None if only plain decoding is measured. config: what a user chose for all engines."""
+    """eagle: None if only plain decoding is measured. config: what a user chose for all engines.
+
+    lead: of the other ranks, which have a runner at a time; None: there is one GPU
+    """
 
     target: LoadedTarget
     eagle: LoadedEagle | None
@@ -62,11 +66,14 @@ class Pair:
     prompts: list[list[int]]
     device: torch.device
     config: EngineConfig
+    lead: Lead | None = None
     _engines: dict[EngineSpec, Engine] = field(default_factory=dict)
 
     def engine(self, spec: EngineSpec, keep: int = 2) -> Engine:
         """Build an engine, or take a kept one; keep the last `keep` others."""
         engine = self._engines.pop(spec, None)
+        if self.lead is not None:
+            keep = 0
         while len(self._engines) > keep:
             self.drop(next(iter(self._engines)))
         self._engines[spec] = engine = engine or build_engine(self, spec)
@@ -93,17 +100,24 @@ def load_pair(
     engine: seed and enforce_eager, of every engine, and gpu_memory_utilization, of those of LLM.
     """
     config = EngineConfig(device=device, dtype=dtype, **engine)  # type: ignore[arg-type]
-    where = device_of(config.device)
+    where, size = device_of(config.device), config.tensor_parallel_size
+    if size > 1:
+        where = torch.device(check_ranks(where, size))
+        config = replace(config, device=str(where))
     if where.type == "cuda":
         log_compilations(is_quiet=True)
     else:
         note_gpu_memory(config.gpu_memory_utilization, where)
     directory = locate(target, "target")
     texts = read_prompts(directory, prompts)
-    loaded = load_target(directory, dtype=dtype_of(config.dtype, where), device=where)
-    eagle = None if draft is None else load_eagle(locate(draft, "draft"), loaded, device=where)
-    tokenizer = Tokenizer(directory)
-    return Pair(loaded, eagle, tokenizer, texts, where, config)
+    speculation = None if draft is None else SpeculativeConfig(draft)
+    eagle = None if draft is None else locate(draft, "draft")
+    found = Found(directory, eagle, speculation, PLAIN)
+    check_parts(found, size)
+    with leading(found, config) as lead:
+        models = read_models(found, config, ALONE if lead is None else lead)
+        tokenizer = Tokenizer(directory)
+    return Pair(models.target, models.eagle, tokenizer, texts, where, config, lead)
 
 
 def read_prompts(target: Path, file: Path | None) -> list[list[int]]:
@@ -143,20 +157,22 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
     is_captured = pair.device.type == "cuda" and not is_eager
     if drafting.is_adaptive and not is_captured:
         raise ValueError("--adaptive: costs are measured with graphs, on a GPU only")
-    build = partial(
-        Runner,
-        pair.target,
-        pair.eagle,
-        device=pair.device,
-        graph_config=graphs,
-        backend=CudaBackend(pair.device) if is_captured else None,
+    plan = RunnerPlan(
+        sizes=sizes,
+        graphs=graphs,
+        is_captured=is_captured,
+        compiles_ahead=pair.device.type == "cuda" and spec.has_prefill_graphs,  # as users get it
         confidence_threshold=drafting.confidence_threshold,
     )
-    if pair.device.type == "cuda" and spec.has_prefill_graphs:  # as users get it
-        build = compiled(build, sizes, graphs, is_captured)
-    runner = build(sizes)
-    runner.capture()
-    return assemble(runner, pair.target.config, pair.tokenizer, seed=pair.config.seed)
+    models = Models(target=pair.target, eagle=pair.eagle, drafting=drafting)
+    if pair.lead is not None:
+        pair.lead.build(plan)
+    runner = build_planned(models, plan, pair.device, pair.lead or ALONE)
+    runner.followers = pair.lead
+    engine = assemble(runner, pair.target.config, pair.tokenizer, seed=pair.config.seed)
+    if pair.lead is not None:
+        pair.lead.serve()
+    return engine
 
 
 def joined(prompts: Sequence[Sequence[int]], length: int, first: int = 0) -> list[int]:

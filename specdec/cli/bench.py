@@ -42,6 +42,7 @@ def run_bench(options: BenchChoices) -> None:
         options.prompts,
         seed=options.seed,
         enforce_eager=options.enforce_eager,
+        tensor_parallel_size=options.tensor_parallel_size,
     )
     note_seed(options.seed, temperature=0)
     bench = Bench(pair, 0.0, options.measured)
@@ -55,6 +56,7 @@ def run_bench(options: BenchChoices) -> None:
         **asdict(options.measured),
         **{"ks": bench.ks, "batches": bench.batches, "contexts": bench.contexts},
         "max_model_len": options.measured.model_len,
+        "tensor_parallel_size": options.tensor_parallel_size,
         "host": platform.machine(),
         "date": time.strftime("%Y-%m-%d"),
     }

@@ -12,6 +12,7 @@ from specdec.cli.errors import Wording
 from specdec.config import EngineConfig
 from specdec.described import about, described, option
 from specdec.sizes import TreeShape
+from specdec.speculative_config import MOST_RANKS
 
 SUITES = (
     "protocol, rounds, exactness, context, products, experts, loop, noise, trees, requests, "
@@ -30,6 +31,7 @@ READERS = {  # options that only some suites read
     "temperatures": (*LOADS, "trees"),
     "thresholds": ("trees",),
 }
+ON_ONE_GPU = ("exactness", "products", "experts", "noise", "cold")  # suites
 GONE = {  # suites of earlier versions, and what to do instead
     "k": "give --suite protocol,rounds -k 0,1,2,3,4,5,6,7,8 --batch 1",
     "batch": "give --suite protocol --batch 1,2,4,8,16,32",
@@ -66,6 +68,9 @@ class BenchChoices:
     dtype: str = option("auto", ABOUT["dtype"])
     device: str = option("auto", ABOUT["device"])
     enforce_eager: bool = option(False, ABOUT["enforce_eager"])
+    tensor_parallel_size: int = option(
+        1, ABOUT["tensor_parallel_size"], bounds=(1, MOST_RANKS), short="-tp"
+    )
     json: Path | None = field(default=None, metadata=OUTPUT)
     charts: Path | None = field(default=None, metadata=CHARTS)
     command: str
@@ -122,6 +127,11 @@ def refuse_unread(given: BenchChoices) -> None:
     if given.enforce_eager and "noise" in names:
         why = "with the suite noise, which measures graphs: leave one out"
         raise ValueError(f"--enforce-eager {why}")
+
+    alone = [name for name in names if name in ON_ONE_GPU]
+    if given.tensor_parallel_size > 1 and alone:
+        size = f"--tensor-parallel-size {given.tensor_parallel_size}"
+        raise ValueError(f"{size}: the suite {alone[0]} measures one GPU: leave one of them out")
 
 
 def _shown(value: object) -> str:

@@ -6,6 +6,7 @@ They read no results and send nothing back but numbers in shared memory.
 import gc
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,15 +76,25 @@ class Follow:
 
     # steps
 
-    def serve(self, runner: Runner) -> None:
-        """Run rank 0's steps, first those that it measures; SystemExit at the end."""
-        kind, _ = self._run(runner)
-        assert kind is Kind.SERVE, kind
-        gc.collect()  # a collection that walks over modules would hold up all ranks
-        gc.freeze()
-        self._shared.set(self.rank, Place.STAGE, Stage.SERVING)
-        kind, _ = self._run(runner)
-        raise AssertionError(f"{kind} while serving")
+    def serve(self, build: Callable[[Any], Runner]) -> None:
+        """Build runners by rank 0's plans, and run its steps on the latest; SystemExit at the end.
+
+        build: what load_rank has returned
+        """
+        runner: Runner | None = None
+        while True:
+            kind, values = self._receive() if runner is None else self._run(runner)
+            if kind is Kind.BUILD:
+                if runner is not None:
+                    runner.graphs.clear_all_graphs()
+                runner = None
+                gc.unfreeze()
+                runner = build(pickle.loads(values[0]))
+                continue
+            assert kind is Kind.SERVE, kind
+            gc.collect()  # a collection that walks over modules would hold up all ranks
+            gc.freeze()
+            self._shared.set(self.rank, Place.STAGE, Stage.SERVING)
 
     def _run(self, runner: Runner) -> tuple[Kind, Plain]:
         """Do what messages say, up to the first that says nothing about a step."""

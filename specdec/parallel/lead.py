@@ -81,8 +81,12 @@ class Lead:
         work()
         self._send(Kind.DECIDED, 0)
 
+    def build(self, plan: object) -> None:
+        """Have the others build a runner, which is to run the next steps; see load_rank."""
+        self._send(Kind.BUILD, pickle.dumps(plan))
+
     def serve(self) -> None:
-        """End the start: wait until every other rank is ready for steps of requests."""
+        """End the start of a runner: wait until every other rank is ready for steps of requests."""
         self._send(Kind.SERVE)
         self._wait(Place.STAGE, Stage.SERVING)
 

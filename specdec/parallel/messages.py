@@ -31,8 +31,9 @@ class Kind(IntEnum):
     FACTORS = 4
     PLACED = 5  # numbers of state rows, at the start
     DECIDED = 6  # what rank 0 has decided at the start
-    SERVE = 7  # the start is over
-    END = 8
+    BUILD = 7  # a runner, by a plan
+    SERVE = 8  # its start is over
+    END = 9
 
 
 def packed(kind: Kind, *values: Any) -> bytes:

@@ -4,6 +4,7 @@ Each phase logs how long it took, at level "info".
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,10 +25,17 @@ from specdec.runner import Runner
 from specdec.scheduling.costs import PromptBudget
 from specdec.scheduling.planner import Planner
 from specdec.speculative_config import SpeculativeConfig
-from specdec.start.device import advise_threads, device_memory, device_of, dtype_of
+from specdec.start.device import advise_threads, device_memory, device_of, dtype_of, release_memory
 from specdec.start.locate import hub_of, locate, locate_tokenizer
 from specdec.start.measure_costs import NEVER, measure_costs, measure_round_costs
-from specdec.start.runners import build_runner, graph_backend, phase, read_models
+from specdec.start.runners import (
+    RunnerPlan,
+    build_planned,
+    build_runner,
+    graph_backend,
+    phase,
+    read_models,
+)
 from specdec.start.sizing import check_target, check_tokenizer, check_weights, largest_sizes
 from specdec.start.speculation import drafting_of
 from weights.config import TargetConfig
@@ -91,8 +99,7 @@ def load(
         memory = device_memory(device)
         check_weights(reader, dtype_of(config.dtype, device), memory, num_devices)
     found = Found(directory, draft_directory, speculation, drafting)
-    if size > 1:
-        _check_parts(found, size)
+    check_parts(found, size)
     with leading(found, config) as lead:
         with phase("tokenizer"):
             tokenizer = Tokenizer(tokenizer_directory)
@@ -100,6 +107,8 @@ def load(
                 check_tokenizer(tokenizer_directory, tokenizer, known.vocab_size)
         ranks = ALONE if lead is None else lead
         models = read_models(found, config, ranks)
+        if lead is not None:
+            lead.build(None)
         runner = build_runner(config, speculation, models, backend, ranks)
         runner.followers = lead
         engine = assemble(
@@ -128,8 +137,10 @@ def check_draft_size(speculation: SpeculativeConfig | None, size: int) -> None:
         raise ValueError(f"{both}: {allowed}")
 
 
-def _check_parts(found: Found, size: int) -> None:
+def check_parts(found: Found, size: int) -> None:
     """Refuse files, and parts of them, that no rank could read: before others are started."""
+    if size == 1:  # which reading refuses
+        return
     reader = Reader(found.target)
     target, _, _ = bind_target(reader, Log())
     reader.problems.raise_if_any()
@@ -143,15 +154,27 @@ def _check_parts(found: Found, size: int) -> None:
         check_draft_ranks(resolution.config, size)
 
 
-@compiling_is_expected()
-def load_rank(found: Found, config: EngineConfig, ranks: Ranks) -> Runner:
-    """Load the models of another rank, on its own device, in the order in which rank 0 does."""
+def load_rank(
+    found: Found, config: EngineConfig, ranks: Ranks
+) -> Callable[[RunnerPlan | None], Runner]:
+    """Read the models of another rank; return what builds runners as rank 0 does.
+
+    It takes a plan, or None for a runner as the config asks for it.
+    """
     device = device_of(config.device)
     backend = graph_backend(config, device, found.has_draft)
     if device.type == "cuda":
         hashing_compiler()
     models = read_models(found, config, ranks)
-    return build_runner(config, found.speculation, models, backend, ranks)
+
+    @compiling_is_expected()
+    def build(plan: RunnerPlan | None) -> Runner:
+        if plan is None:
+            return build_runner(config, found.speculation, models, backend, ranks)
+        release_memory()  # of the runner before
+        return build_planned(models, plan, device, ranks)
+
+    return build
 
 
 def assemble(

@@ -43,6 +43,20 @@ class Models:
     drafting: Drafting
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerPlan:
+    """Says what a runner is built for, where no memory is planned.
+
+    is_captured: as graphs; compiles_ahead: all kernels, and graphs of steps as large as it pays
+    """
+
+    sizes: EngineSizes
+    graphs: GraphConfig
+    is_captured: bool
+    compiles_ahead: bool
+    confidence_threshold: float | None
+
+
 def read_models(found: Found, config: EngineConfig, ranks: Ranks) -> Models:
     """Read a rank's weights, and meet the others before the draft's, of which all agree."""
     device, progress = device_of(config.device), config.use_tqdm_on_load
@@ -117,6 +131,25 @@ def build_runner(
     with phase("cache, graphs"), frozen_heap() if has_graphs else nullcontext():
         runner = build(replace(most, num_kv_blocks=ranks.least(blocks)))
         runner.capture()
+    return runner
+
+
+def build_planned(models: Models, plan: RunnerPlan, device: torch.device, ranks: Ranks) -> Runner:
+    """Build a runner of given sizes, its graphs captured; all ranks do."""
+    build = partial(
+        Runner,
+        models.target,
+        models.eagle,
+        device=device,
+        graph_config=plan.graphs,
+        backend=CudaBackend(device) if plan.is_captured else None,
+        exchange=ranks.exchange,
+        confidence_threshold=plan.confidence_threshold,
+    )
+    if plan.compiles_ahead:
+        build = compiled(build, plan.sizes, plan.graphs, plan.is_captured, ranks=ranks)
+    runner = build(plan.sizes)
+    runner.capture()
     return runner
 
 

@@ -160,7 +160,7 @@ def make_place(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """No weights, no input, no matplotlib."""
-    for module in (specdec.start.runners, specdec.bench.pair, specdec.cli.checkpoints):
+    for module in (specdec.start.runners, specdec.cli.checkpoints):
         monkeypatch.setattr(module, "load_target", lambda *_, **__: pytest.fail("weights read"))
     monkeypatch.setattr(sys, "stdin", StringIO("\n"))
     monkeypatch.setattr("specdec.cli.before_torch.find_spec", lambda name: None)

@@ -64,7 +64,7 @@ class Pair:
     def run(self):
         try:
             self.decided = self.follow.led(self.other, lambda: pytest.fail("it decides itself"))
-            self.follow.serve(self.other)
+            self.follow.serve({"a plan": self.other}.__getitem__)
         except SystemExit:
             pass
         except BaseException as error:
@@ -79,6 +79,7 @@ def test_what_rank_0_measures_is_run_by_all(monkeypatch, target):
     ranks.thread.start()
     assert ranks.lead.led(ranks.runner, lambda: 7) == 7
     assert ranks.runner.followers is None
+    ranks.lead.build("a plan")
     ranks.runner.followers = ranks.lead
     with ranks.runner.stopping_below(NEVER):
         measure_round_costs(ranks.runner, measure_costs(ranks.runner))

@@ -222,7 +222,8 @@ class Engine:
     def end_ranks(self) -> None:
         """Let the other ranks of the engine end, if it has some. It takes no requests then."""
         if self.runner.followers is not None:
-            self.runner.followers.end("the engine was shut down")
+            free = self.runner.graphs.clear_all_graphs
+            self.runner.followers.end("the engine was shut down", free)
 
     def _new_scheduler(self) -> Scheduler:
         sizes = self.runner.sizes

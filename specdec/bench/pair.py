@@ -86,6 +86,12 @@ class Pair:
                 self._engines.pop(each).runner.graphs.clear_all_graphs()
         release_memory()
 
+    def close(self) -> None:
+        """Free the engines, and end the other ranks if there are some: no engine can be built."""
+        self.drop()
+        if self.lead is not None:
+            self.lead.end("the pair was closed")
+
 
 def load_pair(
     target: str,

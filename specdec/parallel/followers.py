@@ -47,8 +47,11 @@ class Followers(Protocol):
     def tell(self, told: Callable[[], object]) -> None:
         """Have this called, by another thread, if a rank fails while nothing is sent to it."""
 
-    def end(self, reason: str) -> None:
-        """Let the other ranks end after their steps; later calls raise RankError with this."""
+    def end(self, reason: str, free: Callable[[], object]) -> None:
+        """Let the other ranks end after their steps; later calls raise RankError with this.
+
+        free: frees graphs, before what they transfer by
+        """
 
     def fail_after(self, error: BaseException) -> None:
         """End the other ranks at once. RankError if one of them had failed before this error."""

@@ -5,12 +5,13 @@ without a name that all ranks inherit, and gloo listens to its own host alone.
 """
 
 import os
+import threading
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
-from torch._C._distributed_c10d import _register_process_group
+from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
 
 from specdec.parallel.exchange import Exchange
 from specdec.parallel.processes import NO_MULTICAST
@@ -18,6 +19,7 @@ from weights.shard import Shard
 
 # the start of one rank may wait for that of another; who fails is found by watching processes
 PATIENCE = timedelta(minutes=30)
+CLOSING_SECONDS = 5.0
 # Rows up to which parts are gathered whole. A gather moves n float32 rows to each rank and takes
 # one transfer; dealing moves 1 + 1/2 of them at most and takes two, of some microseconds each. On
 # NVLink both are even at some dozens of rows of 4,096 numbers; results are the same bits.
@@ -77,4 +79,19 @@ class Group:
 
     def abort(self) -> None:
         """End what waits for another rank, which has failed: it raises an error, in its thread."""
-        self._group.abort()
+        if self._device.type != "cuda":
+            self._group.abort()
+            return
+        self._aborting()
+
+    def close(self) -> None:
+        """Give back what the group holds. Graphs that captured its transfers are to be gone."""
+        if self._device.type == "cuda":
+            self._aborting().join(CLOSING_SECONDS)
+        _unregister_process_group(self.name)  # type: ignore[arg-type]
+
+    def _aborting(self) -> threading.Thread:
+        """Abort in a thread: NCCL ends its kernels at once, then waits for graphs to be gone."""
+        thread = threading.Thread(target=self._group.abort, name="specdec-abort", daemon=True)
+        thread.start()
+        return thread

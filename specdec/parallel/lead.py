@@ -16,7 +16,7 @@ from specdec.parallel.group import Group
 from specdec.parallel.messages import Kind, of_masks, of_round, of_rows, packed
 from specdec.parallel.processes import Processes, RankError
 from specdec.parallel.ranks import Led
-from specdec.parallel.ring import Writer
+from specdec.parallel.ring import Writer, nothing
 from specdec.parallel.shared import NUM_DIGESTS, Place, Stage, wait_until
 from specdec.rounds.results import PendingResult, StepResult
 from specdec.rounds.step_sizes import RowMasks, Step
@@ -137,10 +137,14 @@ class Lead:
     def tell(self, told: Callable[[], object]) -> None:
         self.processes.told.append(told)
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str, free: Callable[[], object] = nothing) -> None:
         with suppress(RankError):  # it has ended
             self._send(Kind.END)
         self.processes.close(reason)
+        free()
+        if self._group is not None:
+            self._group.close()
+            self._group = None
 
     def fail_after(self, error: BaseException) -> None:
         if isinstance(error, Exception):  # a rank's end may have caused it

@@ -41,6 +41,8 @@ def main() -> None:
         follow = Follow(shared, start.rank, start.store, start.compares)
         follow.serve(load_rank(start.found, start.config, follow))
     except SystemExit:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()  # other ranks wait for the transfers of its last steps
         status = 0
     except BaseException:
         traceback.print_exc()

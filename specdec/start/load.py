@@ -3,7 +3,10 @@
 Each phase logs how long it took, at level "info".
 """
 
+import atexit
 import logging
+import os
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -207,7 +210,7 @@ def assemble(
             shapes, num_levels = runner.graphs.shapes, runner.sizes.num_speculative_tokens
             round_costs = measure_round_costs(runner, costs)
             planner = Planner(round_costs, shapes, num_levels, runner.confidence_threshold)
-    return Engine(
+    engine = Engine(
         runner,
         intake,
         use_prefix_cache=use_prefix_cache,
@@ -215,6 +218,22 @@ def assemble(
         budget=None if costs is None else PromptBudget(costs=costs, slowdown=slowdown),
         planner=planner,
     )
+    if runner.followers is not None:
+        _end_ranks_at_exit(engine)
+    return engine
+
+
+def _end_ranks_at_exit(engine: Engine) -> None:
+    """End ranks before the interpreter does: NCCL waits for graphs, which nothing frees later."""
+    found, owner = weakref.ref(engine), os.getpid()
+
+    def end() -> None:
+        running = found()
+        if running is not None and os.getpid() == owner:  # a forked child has copies of all this
+            running.end_ranks()
+
+    atexit.register(end)
+    weakref.finalize(engine, atexit.unregister, end).atexit = False
 
 
 def _tokenizers_eos(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:

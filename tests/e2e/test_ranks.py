@@ -1,10 +1,14 @@
-"""Two ranks give the tokens and logprobs of one, and hold the same state in every step."""
+"""Two ranks give the tokens, logprobs and drafts of one, and hold the same state in every step.
+
+Each has a part of the heads, columns, experts and vocabulary.
+"""
 
 import os
 import random
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,7 +25,13 @@ LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 ASKED = [
     GREEDY | {"logprobs": 2, "prompt_logprobs": 1},
     {"temperature": 0.9, "top_p": 0.9, "seed": 1, "n": 2, "logprobs": 1},
-    {"temperature": 0.7, "seed": 2, "presence_penalty": 0.6, "bad_words": ["self"]},
+    {
+        "temperature": 0.7,
+        "seed": 2,
+        "presence_penalty": 0.6,
+        "frequency_penalty": 0.2,
+        "bad_words": ["self"],
+    },
     {
         "temperature": 1.0,
         "seed": 3,
@@ -53,6 +63,14 @@ def requests(prompts):
     return texts, params
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _compared():
+    """Ranks compare the results of each step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECDEC_DEBUG", "1")
+        yield
+
+
 def outputs_of(llm, requests):
     outputs = llm.generate(*requests, use_tqdm=False)
     llm.engine.drain()
@@ -66,47 +84,50 @@ def told(outputs):
     ]
 
 
+def rounds_of(outputs):
+    """What was drafted in each round, and how much of it was accepted."""
+    return [each.stats._rounds for output in outputs for each in output.outputs]
+
+
 @pytest.fixture(scope="module")
 def expected(requests):
     """Texts of one rank without drafts."""
     return told(outputs_of(LLM("demo", **SIZES), requests))
 
 
-def ranks(draft, **options):
-    return LLM("demo", draft, **(SIZES | options), tensor_parallel_size=2)
+def ranks(draft, size=2, model="demo", **options):
+    return LLM(model, draft, **(SIZES | options), tensor_parallel_size=size)
 
 
 def worker(llm):
     return llm.engine.runner.followers.processes._all[0].popen
 
 
+CHUNKS = {"num_kv_blocks": 5, "max_num_batched_tokens": 48, "async_scheduling": True}
+
+
 @pytest.fixture(scope="module")
 def chains():
     """Few blocks, so that requests are preempted; chunks of prompts; steps ahead of results."""
-    options = {"num_kv_blocks": 5, "max_num_batched_tokens": 48, "async_scheduling": True}
-    with ranks(chain_of(3), **options) as llm:
+    with ranks(chain_of(3), **CHUNKS) as llm:
         yield llm
 
 
 def test_chains_are_those_of_one_rank(chains, requests, expected):
     outputs = outputs_of(chains, requests)
     assert told(outputs) == expected
+    assert rounds_of(outputs) == rounds_of(outputs_of(ranks(chain_of(3), 1, **CHUNKS), requests))
     assert sum(each.stats.num_preemptions for each in outputs) > 0
     assert sum(each.stats.num_cached_tokens for each in outputs) > 0
 
 
 def test_a_rank_that_differs_is_named_with_the_step(chains, requests, monkeypatch):
-    """The other rank draws one request with another seed."""
+    """The other rank verifies a draft less."""
     real = leading.of_rows
 
     def of_rows(starts, grown):
-        values = real(starts, grown)
-        for _, start in starts:
-            object.__setattr__(start.sampling, "seed", start.sampling.seed ^ 1)
-        changed = real(starts, grown)
-        for _, start in starts:
-            object.__setattr__(start.sampling, "seed", start.sampling.seed ^ 1)
-        return changed if starts else values
+        fewer = [(row, replace(start, num_draft_tokens=2)) for row, start in starts]
+        return real(fewer, grown)
 
     monkeypatch.setattr(leading, "of_rows", of_rows)
     with pytest.raises(RankError, match=r"^rank 1 has other results of step \d+"):
@@ -124,7 +145,10 @@ def trees():
 
 def test_trees_are_those_of_one_rank(trees, requests, expected):
     few = [each[2:7] for each in requests]
-    assert told(outputs_of(trees, few)) == expected[2:7]
+    outputs = outputs_of(trees, few)
+    assert told(outputs) == expected[2:7]
+    of_one = outputs_of(ranks(TREE, 1, max_num_batched_tokens=64), few)
+    assert rounds_of(outputs) == rounds_of(of_one)
     assert trees.engine.runner.num_tree_rounds > 5
 
 
@@ -169,6 +193,38 @@ def test_ctrl_c_ends_the_ranks_that_run_a_step(auto, requests, monkeypatch):
     assert popen.poll() == -signal.SIGKILL
     with pytest.raises(RankError, match="a step was interrupted: KeyboardInterrupt"):
         outputs_of(auto, requests)
+
+
+def test_drafts_are_accepted_by_their_probabilities_as_on_one_rank(requests):
+    draft, few = chain_of(3, acceptance="block"), [each[1:6] for each in requests]
+    with ranks(draft) as llm:
+        outputs = outputs_of(llm, few)
+    of_one = outputs_of(ranks(draft, 1), few)
+    assert told(outputs) == told(of_one)
+    assert rounds_of(outputs) == rounds_of(of_one)
+
+
+def test_experts_are_those_of_one_rank(requests):
+    """The draft is whole on both ranks."""
+    draft = chain_of(3, "demo-experts", draft_tensor_parallel_size=1)
+    few = [each[:4] for each in requests]
+    with ranks(draft, model="demo-experts") as llm:
+        outputs = outputs_of(llm, few)
+        assert llm.engine.runner.target.model.experts.num == 16
+    of_one = outputs_of(ranks(draft, 1, "demo-experts"), few)
+    assert told(outputs) == told(of_one)
+    assert rounds_of(outputs) == rounds_of(of_one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", [None, chain_of(3), TREE])
+def test_four_ranks_give_the_texts_of_one(draft, requests, expected):
+    """Two of them share a kv head."""
+    with ranks(draft, 4) as llm:
+        outputs = outputs_of(llm, requests)
+    assert told(outputs) == expected
+    if draft is not None:
+        assert rounds_of(outputs) == rounds_of(outputs_of(ranks(draft, 1), requests))
 
 
 @pytest.mark.gpu

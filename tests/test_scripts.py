@@ -158,6 +158,29 @@ def test_exact_matrix_compares_graphs_with_eager_steps(run, capsys):
     assert all((row["mean"] > 1.5) == (row["k"] > 0) for row in rows if row["what"])
 
 
+@pytest.mark.parametrize("is_wrong", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_exact_ranks_compares_all_settings_with_one_rank(run, capsys, monkeypatch, is_wrong):
+    """Two ranks build one runner after another; rank 0 is told a token that no other was."""
+    generate = serving.generate
+
+    def generate_wrongly(engine, requests):
+        ended = generate(engine, requests)
+        if engine.runner.followers is not None and engine.runner.draft is not None:
+            ended[-1].token_ids[-1] += 1
+        return ended
+
+    if is_wrong:
+        monkeypatch.setattr(serving, "generate", generate_wrongly)
+    few = "demo --draft demo -k 2 --batch 2 --num-prompts 2 --max-tokens 6 --device cpu"
+    monkeypatch.setenv("SPECDEC_DEBUG", "0")
+    with pytest.raises(SystemExit, match=str(int(is_wrong))):
+        run("scripts.exact_ranks", *few.split(), "--temperatures", "0.8", "--whole-draft")
+
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [(row["ranks"], row["drafts"]) for row in rows] == [(1, 0), (1, 2), (2, 0), (2, 2)]
+    assert [row["differ"] for row in rows] == [[], [], [], [1] * is_wrong]
+
+
 @pytest.mark.slow
 def test_http_costs_something_and_changes_no_text(run, capsys):
     few = "demo --draft demo --device cpu --batch 2 --requests 4 --max-tokens 12 --alone 2"

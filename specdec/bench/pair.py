@@ -18,7 +18,7 @@ from specdec.requests.tokenizer import Tokenizer
 from specdec.sizes import BLOCK_SIZE, EngineSizes
 from specdec.speculative_config import SpeculativeConfig
 from specdec.start.device import device_of, note_gpu_memory, release_memory
-from specdec.start.load import assemble, check_parts
+from specdec.start.load import assemble, check_draft_size, check_parts
 from specdec.start.locate import locate
 from specdec.start.runners import Models, RunnerPlan, build_planned, read_models
 from specdec.start.speculation import Drafting
@@ -99,10 +99,12 @@ def load_pair(
     device: str,
     dtype: str,
     prompts: Path | None = None,
+    draft_tensor_parallel_size: int | None = None,
     **engine: object,
 ) -> Pair:
     """Load both; dtype auto: as stored on a GPU, float32 on the CPU. prompts: like prompts.json.
 
+    draft_tensor_parallel_size: of the draft, see SpeculativeConfig
     engine: seed and enforce_eager, of every engine, and gpu_memory_utilization, of those of LLM.
     """
     config = EngineConfig(device=device, dtype=dtype, **engine)  # type: ignore[arg-type]
@@ -116,7 +118,11 @@ def load_pair(
         note_gpu_memory(config.gpu_memory_utilization, where)
     directory = locate(target, "target")
     texts = read_prompts(directory, prompts)
-    speculation = None if draft is None else SpeculativeConfig(draft)
+    speculation = None
+    if draft is not None:
+        of_draft = draft_tensor_parallel_size
+        speculation = SpeculativeConfig(draft, draft_tensor_parallel_size=of_draft)
+    check_draft_size(speculation, size)
     eagle = None if draft is None else locate(draft, "draft")
     found = Found(directory, eagle, speculation, PLAIN)
     check_parts(found, size)

@@ -43,6 +43,7 @@ def run_bench(options: BenchChoices) -> None:
         seed=options.seed,
         enforce_eager=options.enforce_eager,
         tensor_parallel_size=options.tensor_parallel_size,
+        draft_tensor_parallel_size=options.draft_tensor_parallel_size,
     )
     note_seed(options.seed, temperature=0)
     bench = Bench(pair, 0.0, options.measured)
@@ -57,6 +58,7 @@ def run_bench(options: BenchChoices) -> None:
         **{"ks": bench.ks, "batches": bench.batches, "contexts": bench.contexts},
         "max_model_len": options.measured.model_len,
         "tensor_parallel_size": options.tensor_parallel_size,
+        "draft_tensor_parallel_size": options.draft_tensor_parallel_size,
         "host": platform.machine(),
         "date": time.strftime("%Y-%m-%d"),
     }

@@ -12,13 +12,14 @@ from specdec.cli.errors import Wording
 from specdec.config import EngineConfig
 from specdec.described import about, described, option
 from specdec.sizes import TreeShape
-from specdec.speculative_config import MOST_RANKS
+from specdec.speculative_config import MOST_RANKS, SpeculativeConfig
 
 SUITES = (
     "protocol, rounds, exactness, context, products, experts, loop, noise, trees, requests, "
     "first_token, cold; with commas; or all"
 )
 ABOUT = {each.name: each.help for each in described(EngineConfig)}
+ABOUT_DRAFT = {each.name: each.help for each in described(SpeculativeConfig)}
 OUTPUT = about("write the last line's JSON to a file too")
 CHARTS = about("directory for PNG charts (needs matplotlib)", metavar="DIRECTORY")
 LOADS = ("loop", "noise")
@@ -70,6 +71,12 @@ class BenchChoices:
     enforce_eager: bool = option(False, ABOUT["enforce_eager"])
     tensor_parallel_size: int = option(
         1, ABOUT["tensor_parallel_size"], bounds=(1, MOST_RANKS), short="-tp"
+    )
+    draft_tensor_parallel_size: int | None = option(
+        None,
+        ABOUT_DRAFT["draft_tensor_parallel_size"],
+        unset="--tensor-parallel-size",
+        bounds=(1, MOST_RANKS),
     )
     json: Path | None = field(default=None, metadata=OUTPUT)
     charts: Path | None = field(default=None, metadata=CHARTS)

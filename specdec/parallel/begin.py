@@ -86,7 +86,7 @@ def check_ranks(device: torch.device, size: int) -> str:
 def leading(found: Found, config: EngineConfig) -> Iterator[Lead | None]:
     """Start the other ranks, None if there are none; they end if the body fails.
 
-    With SPECDEC_DEBUG=1 ranks compare the results of each step.
+    With SPECDEC_DEBUG=1 ranks compare the results of each step, and receive into what is poisoned.
     """
     size, compares = config.tensor_parallel_size, debug_enabled()
     if size == 1:

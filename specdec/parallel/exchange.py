@@ -34,11 +34,13 @@ class Exchange:
     group:  the name of the ranks' process group, as torch.distributed knows it
     border: the most rows that are gathered whole; at least (n - 1)^2, so that more rows give each
             rank some
+    poisons: fills what is received with NaN before, for debugging
     """
 
     shard: Shard
     group: str
     border: int
+    poisons: bool = False
 
     def __post_init__(self) -> None:
         least = (self.shard.size - 1) ** 2
@@ -150,6 +152,7 @@ class Exchange:
         S, T, D = own_STD.shape
         out = own_STD.new_empty(S, self.shard.size, len(rows), D)
         lengths = [len(self.share(T, rank)) for rank in range(self.shard.size)]
+        self._poison(out)
         if not only_compiles():
             for own_TD, out_NRD in zip(own_STD, out, strict=True):
                 deal(own_TD, out_NRD, lengths, self.group)
@@ -166,8 +169,13 @@ class Exchange:
         return out_TD[:num_rows]
 
     def _gather(self, own: Tensor, out: Tensor) -> None:
+        self._poison(out)
         if not only_compiles():  # then other ranks may be doing something else
             gather(own, out, self.group)
+
+    def _poison(self, out: Tensor) -> None:
+        if self.poisons:
+            out.view(-1).view(torch.uint8).fill_(0xFF)
 
 
 def checksum(tensor: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class Follow:
     def exchange(self) -> Exchange:
         """Give what the models of joined ranks exchange parts by."""
         assert self._group is not None, "ranks that have not joined"
-        return self._group.exchange
+        return self._group.exchange(poisons=self._compares)
 
     def join(self, device: torch.device) -> None:
         """Connect with all ranks, once they have read the target's weights."""
@@ -89,12 +89,14 @@ class Follow:
                     runner.graphs.clear_all_graphs()
                 runner = None
                 gc.unfreeze()
+                self._shared.set(self.rank, Place.DIGESTS, 0)
                 runner = build(pickle.loads(values[0]))
                 continue
             assert kind is Kind.SERVE, kind
             gc.collect()  # a collection that walks over modules would hold up all ranks
             gc.freeze()
-            self._shared.set(self.rank, Place.STAGE, Stage.SERVING)
+            stage = self._shared.get(self.rank, Place.STAGE)
+            self._shared.set(self.rank, Place.STAGE, max(stage + 1, Stage.SERVING))
 
     def _run(self, runner: Runner) -> tuple[Kind, Plain]:
         """Do what messages say, up to the first that says nothing about a step."""

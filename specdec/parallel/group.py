@@ -61,11 +61,10 @@ class Group:
         self._named._set_group_name(self.name)  # type: ignore[arg-type]
         _register_process_group(self.name, self._named)  # type: ignore[arg-type]
 
-    @property
-    def exchange(self) -> Exchange:
-        """Make what models exchange parts by."""
+    def exchange(self, poisons: bool) -> Exchange:
+        """Make what models exchange parts by. poisons: see Exchange"""
         least = (self.size - 1) ** 2
-        return Exchange(Shard(self.rank, self.size), self.name, max(BORDER, least))
+        return Exchange(Shard(self.rank, self.size), self.name, max(BORDER, least), poisons)
 
     def gather(self, own: Tensor, out: Tensor) -> None:
         """Copy `own` of every rank, [...], to `out` of each, [n, ...], by rank; both contiguous."""

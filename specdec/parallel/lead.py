@@ -42,6 +42,7 @@ class Lead:
         self._compares = compares
         self._ring = Writer(self._shared, processes.check)
         self._group: Group | None = None
+        self._num_built = -1  # runners, after the first one
 
     # the start
 
@@ -54,7 +55,7 @@ class Lead:
     def exchange(self) -> Exchange:
         """Give what the models of joined ranks exchange parts by."""
         assert self._group is not None, "ranks that have not joined"
-        return self._group.exchange
+        return self._group.exchange(poisons=self._compares)
 
     def join(self, device: torch.device) -> None:
         """Connect with all ranks, once they have read the target's weights."""
@@ -84,11 +85,12 @@ class Lead:
     def build(self, plan: object) -> None:
         """Have the others build a runner, which is to run the next steps; see load_rank."""
         self._send(Kind.BUILD, pickle.dumps(plan))
+        self._num_built += 1
 
     def serve(self) -> None:
         """End the start of a runner: wait until every other rank is ready for steps of requests."""
         self._send(Kind.SERVE)
-        self._wait(Place.STAGE, Stage.SERVING)
+        self._wait(Place.STAGE, Stage.SERVING + self._num_built)
 
     # steps
 

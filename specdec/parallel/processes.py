@@ -176,7 +176,7 @@ class _Watch:
         beats = self._shared.get(rank, Place.BEATS)
         if beats != self._beats[rank]:
             self._beats[rank], self._seen_at[rank] = beats, now
-        is_serving = self._shared.get(rank, Place.STAGE) == Stage.SERVING
+        is_serving = self._shared.get(rank, Place.STAGE) >= Stage.SERVING
         limit = SILENT_SECONDS if is_serving else LOADING_SECONDS
         if now - self._seen_at[rank] <= limit:
             return None

@@ -35,7 +35,7 @@ class Place(IntEnum):
 class Stage(IntEnum):
     LOADING = 0
     JOINING = 1  # it has the target's weights, and waits for all others to have theirs
-    SERVING = 2
+    SERVING = 2  # or more: one more with each runner after the first
 
 
 class Shared:

@@ -164,7 +164,10 @@ ROWS: dict[str, Row] = {
     "specdec.bench.expert_yardstick": Row(third=("torch",)),
     "specdec.tune": Row(("specdec.kernels", "specdec.models", "graphs", "weights"), ("torch",)),
     "specdec.cli": Row(
-        (*LLM, "specdec.serve", "specdec.fleet", "specdec.bench", "specdec.tune"),
+        (
+            *(*LLM, "specdec.serve", "specdec.fleet", "specdec.bench", "specdec.tune"),
+            "specdec.parallel.processes",
+        ),
         ("torch", "typer", "rich"),
     ),
     "specdec.__main__": Row(("specdec.cli",)),

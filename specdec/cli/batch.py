@@ -105,9 +105,11 @@ def _answer_on_ray(options: BatchOptions, address: str, batch: "Batch") -> None:
 
     args = EngineArgs(options.target, options.speculation, options.engine, options.server)
     with connected(address):
-        num_engines = options.num_engines or (num_gpus() if args.num_gpus else 1)
+        found, each = num_gpus(), args.num_gpus
+        num_engines = options.num_engines or (found // each if each else 1)
         if num_engines == 0:
-            raise ValueError(f"--ray {address}: no GPU there: give --device cpu")
+            too_few = f"{found} GPUs there, {each} of each engine" if found else "no GPU there"
+            raise ValueError(f"--ray {address}: {too_few}: give --device cpu")
         print(f"{num_engines} engines on {address}", file=sys.stderr)
         good = [line for line in batch.lines() if line.problem is None]
         with closing(answer_lines(good, args, num_engines)) as answers, batch.writing():

@@ -15,10 +15,12 @@ from typing import cast
 from typer import Abort, BadParameter, Typer
 from typer.main import get_command
 
+from specdec.parallel.processes import RankError
 from weights.errors import CheckpointError
 
 # of the click that typer uses, its own copy or the package
 UsageError = cast(type[Exception], BadParameter.__bases__[0])
+REFUSED, FAILED = 2, 1  # exit codes: of what was given, and of what happened
 INTERRUPTED = 130  # what a shell gives for Ctrl-C
 # one command; `bench` alone takes a target, and one in the directory `serve` is ./serve
 BENCH_SERVE = "bench serve"
@@ -54,6 +56,8 @@ def run_command(app: Typer, given: Sequence[str]) -> None:
         raise SystemExit(_refuse(_usage(error, given), error)) from None
     except (ValueError, OSError) as error:
         raise SystemExit(_refuse(wording.line(error), error)) from None
+    except RankError as error:
+        raise SystemExit(_refuse(str(error), error, FAILED)) from None
     except (KeyboardInterrupt, Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:
@@ -79,12 +83,12 @@ def set_up_logging() -> None:
     logging.getLogger("specdec.threads").setLevel(logging.ERROR)
 
 
-def _refuse(line: str, error: Exception) -> int:
+def _refuse(line: str, error: Exception, code: int = REFUSED) -> int:
     """Print the line, unless tracebacks are wanted, and return the exit code."""
     if os.environ.get("SPECDEC_DEBUG", "0") not in ("", "0"):
         raise error
     print(f"specdec: error: {line}", file=sys.stderr)
-    return 2
+    return code
 
 
 def _usage(error: Exception, given: Sequence[str]) -> str:

@@ -46,10 +46,10 @@ def build_app(args: dict[str, object]) -> serve.Application:
 
     args: the arguments of AsyncLLM (model, speculative_config, max_num_seqs, ...), and
     server: fields of ServerOptions. max_waiting counts in each replica.
-    deployment: arguments of serve.deployment. By default a replica has a GPU unless device is
-    "cpu", and holds twice as many requests as its engine runs together; others wait in Ray.
-    There is one replica; autoscaling_config={"max_replicas": N} adds others when more requests
-    are there than engines run together.
+    deployment: arguments of serve.deployment. By default a replica has tensor_parallel_size GPUs,
+    none if device is "cpu", and holds twice as many requests as its engine runs together; others
+    wait in Ray. There is one replica; autoscaling_config={"max_replicas": N} adds others when more
+    requests are there than engines run together.
     ValueError for what cannot be.
     """
     refuse_unknown("build_app", args, NAMES | set(EngineConfig.__dataclass_fields__), ENGINE)

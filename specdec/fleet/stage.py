@@ -54,7 +54,9 @@ class EngineArgs:
     @property
     def num_gpus(self) -> int:
         """Count an engine's GPUs. "auto" means a GPU here, since nodes of a cluster differ."""
-        return 0 if str(self.engine.get("device", "auto")) == "cpu" else 1
+        if str(self.engine.get("device", "auto")) == "cpu":
+            return 0
+        return int(self.engine.get("tensor_parallel_size", 1))
 
     def start(self) -> tuple[AsyncLLM, Application]:
         llm = AsyncLLM(self.model, self.speculative_config, **self.engine)

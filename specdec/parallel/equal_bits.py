@@ -25,7 +25,12 @@ class Fit(NamedTuple):
 
 def fits_of(target: TargetConfig) -> list[Fit]:
     """Judge every number of GPUs for a target; its tokens depend on nothing else."""
-    return [_fit(target.kinds, size) for size in SIZES]
+    return [fit_of(target, size) for size in SIZES]
+
+
+def fit_of(target: TargetConfig, size: int) -> Fit:
+    """Judge one number of GPUs for a target."""
+    return _fit(target.kinds, size)
 
 
 def draft_fits_of(eagle: EagleConfig) -> list[Fit]:

@@ -21,6 +21,7 @@ from specdec.kernels.compilations import (
 )
 from specdec.kernels.tables import user_table
 from specdec.parallel.begin import Found, check_ranks, leading
+from specdec.parallel.equal_bits import fit_of
 from specdec.parallel.ranks import ALONE, Ranks
 from specdec.requests.intake import Intake
 from specdec.requests.tokenizer import Tokenizer
@@ -35,6 +36,7 @@ from specdec.start.runners import (
     RunnerPlan,
     build_planned,
     build_runner,
+    check_method,
     graph_backend,
     phase,
     read_models,
@@ -148,11 +150,18 @@ def check_parts(found: Found, size: int) -> None:
     target, _, _ = bind_target(reader, Log())
     reader.problems.raise_if_any()
     check_target_ranks(target, size)
+    fit = fit_of(target, size)
+    given = f"tensor_parallel_size={size}"
+    if fit.bits == "none":
+        raise ValueError(f"{given}: {fit.reason} cannot be dealt out to so many: give fewer")
+    if fit.bits == "other":
+        logger.warning("%s: tokens may differ from those of one GPU: %s", given, fit.reason)
     speculation = found.speculation
     if found.draft is None or speculation is None:
         return
     aux_layers = None if speculation.aux_layers is None else tuple(speculation.aux_layers)
     resolution, _ = bind_eagle(Reader(found.draft), target, aux_layers, Log())
+    check_method(speculation, resolution.config)
     if speculation.draft_tensor_parallel_size != 1:
         check_draft_ranks(resolution.config, size)
 

@@ -28,6 +28,7 @@ from specdec.start.measure_costs import largest_captured
 from specdec.start.memory import measure_needs, memory_table, of_all_ranks, plan_memory
 from specdec.start.sizing import GIB, cache_factor, check_heads, check_length, largest_sizes
 from specdec.start.speculation import Drafting, of_draft
+from weights.config import EagleConfig
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
 from weights.shard import WHOLE
 
@@ -202,13 +203,18 @@ def _read_draft(
         shard=WHOLE if speculation.draft_tensor_parallel_size == 1 else target.shard,
         agree=lambda holds: ranks.least(int(holds)) == 1,
     )
-    method = "eagle" if eagle.config.entry == "fc" else "eagle3"
+    check_method(speculation, eagle.config)
+    return eagle
+
+
+def check_method(speculation: SpeculativeConfig, eagle: EagleConfig) -> None:
+    """Refuse a draft of another method than was asked for."""
+    method = "eagle" if eagle.entry == "fc" else "eagle3"
     if speculation.method not in ("auto", method):
         raise ValueError(
             f"method={speculation.method!r}, but {speculation.model} is an {method} draft (format "
-            f"{eagle.config.format}); give method='auto' or method={method!r}"
+            f"{eagle.format}); give method='auto' or method={method!r}"
         )
-    return eagle
 
 
 def _num_blocks(config: EngineConfig, most: EngineSizes, block: int, memory: int) -> int:

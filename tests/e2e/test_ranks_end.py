@@ -4,13 +4,16 @@ import asyncio
 import gc
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 import uuid
 from dataclasses import replace
+from pathlib import Path
 
+import httpx2
 import pytest
 
 from specdec import LLM, AsyncLLM, EngineDeadError, SamplingParams
@@ -22,6 +25,7 @@ from tests.ranks import marked_processes
 
 OPTIONS = {"device": "cpu", "max_num_seqs": 4, "max_model_len": 256, "tensor_parallel_size": 2}
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+URL = r"serving .* at (http://\S+)/v1"
 SCRIPT = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -147,6 +151,64 @@ def test_a_served_engine_ends_with_its_rank(mark):
         asyncio.run(run())
         assert engine.wait(15) == 1
     nothing_is_left(mark)
+
+
+def run_for(llm, seconds):
+    ends_at = time.monotonic() + seconds
+    while time.monotonic() < ends_at:
+        llm.generate("a", ENDLESS, use_tqdm=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_engine_ends_within_15_seconds_of_its_rank(mark, number):
+    llm = LLM("demo", **OPTIONS)
+    [rank] = set(marked_processes(mark)) - {os.getpid()}
+    os.kill(rank, number)
+    began = time.monotonic()
+    with pytest.raises(RankError, match=r"rank 1 (was ended by SIGKILL|has given no sign of life)"):
+        run_for(llm, seconds=30)
+    assert time.monotonic() < began + 15
+    nothing_is_left(mark)
+
+
+@pytest.mark.slow
+def test_a_server_whose_rank_was_killed_says_so_and_ends_with_1(mark):
+    before = set(os.listdir("/dev/shm"))
+    words = [sys.executable, "-m", "specdec", "serve", "demo", "--port", "0", "--device", "cpu"]
+    with subprocess.Popen([*words, "-tp", "2"], stderr=subprocess.PIPE, text=True) as server:
+        url = next(found[1] for line in server.stderr if (found := re.search(URL, line)))
+        [rank] = [each for each in marked_processes(mark) if is_rank(each)]
+        assert httpx2.get(f"{url}/health").status_code == 200
+        os.kill(rank, signal.SIGKILL)
+        ends_at = time.monotonic() + 15
+        while httpx2.get(f"{url}/health").status_code == 200 and time.monotonic() < ends_at:
+            time.sleep(0.01)
+        found = httpx2.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=20)
+        assert found.status_code == 503
+        assert "rank 1 was ended by SIGKILL" in found.json()["error"]["message"]
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 1
+    nothing_is_left(mark)
+    assert set(os.listdir("/dev/shm")) == before
+
+
+def is_rank(process):
+    return "specdec.parallel.worker" in Path(f"/proc/{process}/cmdline").read_text()
+
+
+@pytest.mark.slow
+def test_a_command_whose_rank_was_killed_says_so_in_a_line(mark):
+    words = [sys.executable, "-m", "specdec", "generate", "demo", "a", "--device", "cpu"]
+    words += ["--max-tokens", "1000", "--ignore-eos", "-tp", "2"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, **pipes) as command:
+        command.stdout.read(1)
+        [rank] = [each for each in marked_processes(mark) if is_rank(each)]
+        os.kill(rank, signal.SIGKILL)
+        _, said = command.communicate(timeout=15)
+    assert command.returncode == 1
+    assert said.decode().splitlines()[-1] == "specdec: error: rank 1 was ended by SIGKILL"
 
 
 @pytest.mark.slow

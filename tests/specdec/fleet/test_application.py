@@ -218,6 +218,7 @@ def test_a_replica_has_a_gpu_and_others_are_added_by_what_waits():
     scaling = found._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas) == (1, 3)
     assert scaling.target_ongoing_requests == 32
+    assert deployment(tensor_parallel_size=2).ray_actor_options["num_gpus"] == 2
     fixed = deployment(device="cpu", deployment={"num_replicas": 2, "max_ongoing_requests": 5})
     assert fixed.ray_actor_options["num_gpus"] == 0
     assert (fixed.num_replicas, fixed.max_ongoing_requests) == (2, 5)

@@ -1,14 +1,19 @@
 """What no ranks can be started for is one line, before anything is read."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
 
 from specdec import LLM
 from specdec.config import EngineConfig
+from specdec.parallel import begin
 from specdec.parallel.begin import check_ranks
-from specdec.start import load
+from specdec.parallel.equal_bits import Fit
+from specdec.start import load, runners
+from specdec.start.speculation import Drafting
+from weights.demo import demo_directory
 
 CUDA = torch.device("cuda")
 
@@ -77,6 +82,57 @@ def test_refusals_come_before_anything_is_read(gpus, monkeypatch):
     monkeypatch.setattr(load, "Reader", lambda *_: pytest.fail("files were read"))
     with pytest.raises(ValueError, match="torch sees one GPU here: give at most 1"):
         LLM("demo", device="cuda", tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    "target, draft, size, words",
+    [
+        (
+            "demo",
+            None,
+            3,
+            "tensor_parallel_size=3: num_attention_heads is 4, .*; possible: 1, 2, 4",
+        ),
+        ("demo-experts", None, 8, "tensor_parallel_size=8: num_attention_heads is 4, no multiple"),
+        ("demo", {"draft_tensor_parallel_size": 4}, 2, "=4 with tensor_parallel_size=2: give 1, "),
+        ("demo", {"method": "eagle"}, 2, "an eagle3 draft .*; give method='auto'"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_before_a_rank_starts(
+    monkeypatch, target, draft, size, words
+):
+    monkeypatch.setattr(begin, "Processes", lambda *_: pytest.fail("processes were started"))
+    monkeypatch.setattr(runners, "load_target", lambda *_, **__: pytest.fail("weights were read"))
+    draft = None if draft is None else {"model": target, **draft}
+    with pytest.raises(ValueError, match=words) as refused:
+        LLM(target, draft, device="cpu", tensor_parallel_size=size)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_draft_that_cannot_be_cut_may_stay_whole(monkeypatch):
+    """Its heads are as many as the target's, so another number is made up here."""
+    real = load.bind_eagle
+
+    def with_odd_heads(*given):
+        found, d2t = real(*given)
+        layer = replace(found.config.layer, num_heads=3)
+        return replace(found, config=replace(found.config, layer=layer)), d2t
+
+    monkeypatch.setattr(load, "bind_eagle", with_odd_heads)
+    monkeypatch.setattr(load, "leading", lambda *_: pytest.fail("ranks begin"))
+    options = {"device": "cpu", "tensor_parallel_size": 2}
+    with pytest.raises(ValueError, match=r"draft's num_attention_heads is 3, .*_size=1 keeps"):
+        LLM("demo", {"model": "demo"}, **options)
+    with pytest.raises(pytest.fail.Exception, match="ranks begin"):
+        LLM("demo", {"model": "demo", "draft_tensor_parallel_size": 1}, **options)
+
+
+@pytest.mark.parametrize("reason, said", [("", ""), ("o_proj has 1 split", "o_proj has 1 split")])
+def test_numbers_of_gpus_with_other_bits_are_a_warning(monkeypatch, caplog, reason, said):
+    bits = "other" if reason else "equal"
+    monkeypatch.setattr(load, "fit_of", lambda _, size: Fit(size, bits, reason))
+    load.check_parts(begin.Found(demo_directory("target"), None, None, Drafting(0)), 2)
+    assert [each.split("one GPU: ")[1] for each in caplog.messages] == [said] * bool(said)
 
 
 @pytest.mark.parametrize("backend", ["ray", "external_launcher", 1])

@@ -1,6 +1,7 @@
 """A GPU's memory adds up to the budget, and what does not fit is refused with what to lower."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,13 @@ from specdec.bench.pair import load_pair
 from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes
-from specdec.start.memory import MemoryNeeds, memory_table, plan_memory, run_largest_steps
+from specdec.start.memory import (
+    MemoryNeeds,
+    memory_table,
+    of_all_ranks,
+    plan_memory,
+    run_largest_steps,
+)
 from specdec.start.sizing import GIB
 from tests.specdec.graph_walk import caches, make_backend, tiny, tiny_runner
 
@@ -37,6 +44,15 @@ def needs(**changes):
         "draft_decode": GIB // 8,
     }
     return MemoryNeeds(**(values | {"pools": pools, "block": 16 << 20} | changes))
+
+
+def test_the_plan_of_several_ranks_fits_the_one_with_least():
+    own = needs()
+    other = needs(total=70 << 30, weights=1 << 30, step=5 << 30)
+    values = iter([other.total, -other.weights, -other.other, -other.step])
+    found = of_all_ranks(own, lambda value: min(value, next(values, value)))
+    assert found == replace(own, total=min(own.total, 70 << 30), step=max(own.step, 5 << 30))
+    assert of_all_ranks(own, lambda value: value) == own
 
 
 def test_the_cache_gets_the_rest_of_the_budget():

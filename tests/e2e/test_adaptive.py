@@ -44,7 +44,7 @@ def make(monkeypatch):
 
     def build(costs=CHEAP, backend=None, draft="demo", k="auto", **options):
         if backend is not None:
-            monkeypatch.setattr(load, "_backend", lambda *_: backend)
+            monkeypatch.setattr(load, "graph_backend", lambda *_: backend)
         with rows_are_shared(costs):
             sizes = {"max_num_seqs": 6, "max_model_len": 320, "device": "cpu"}
             draft = {"model": draft, "num_speculative_tokens": k, "adaptive": True}
@@ -400,7 +400,7 @@ def test_requests_that_do_not_speculate_extend_no_cache(make, greedy, prompts):
 )
 def test_random_requests_give_what_each_gives_alone(monkeypatch, backend, count):
     if backend == "tape":
-        monkeypatch.setattr(load, "_backend", lambda *_: TapeBackend())
+        monkeypatch.setattr(load, "graph_backend", lambda *_: TapeBackend())
     device = "cuda" if backend == "cuda" else "cpu"
     result = soak(count, 11, device, is_adaptive=True)
     assert result["faults"] == []

@@ -55,7 +55,7 @@ def make(monkeypatch):
 
     def build(tree=SMALL, backend=None, draft="demo", threshold=None, **options):
         if backend is not None:
-            monkeypatch.setattr(load, "_backend", lambda *_: backend)
+            monkeypatch.setattr(load, "graph_backend", lambda *_: backend)
         speculation = {"model": draft, "draft_confidence_threshold": threshold}
         if tree is not None:
             speculation["num_speculative_tokens"] = tree.num_levels
@@ -333,7 +333,7 @@ def test_with_a_top_k_of_1_all_drafts_are_chains(make, prompts):
 )
 def test_random_requests_give_what_each_gives_alone(monkeypatch, backend, count):
     if backend == "tape":
-        monkeypatch.setattr(load, "_backend", lambda *_: TapeBackend())
+        monkeypatch.setattr(load, "graph_backend", lambda *_: TapeBackend())
     device = "cuda" if backend == "cuda" else "cpu"
     result = soak(count, 11, device, is_adaptive=True, has_trees=True)
     assert result["faults"] == []

@@ -691,7 +691,7 @@ def test_random_requests_give_together_what_each_gives_alone(backend, count, see
     options = {}
     if backend == "tape":
         options["cuda_graph_sizes"] = (2, NUM_ROWS)
-        monkeypatch.setattr(load, "_backend", tape_unless_eager)
+        monkeypatch.setattr(load, "graph_backend", tape_unless_eager)
     result = soak(count, seed, device, **options)
     assert result["faults"] == []
     happened = ["mixed_steps", "cached_tokens", "aborted", "logprobs"]

@@ -58,7 +58,7 @@ def test_what_was_frozen_before_stays_so():
 
 @pytest.mark.slow
 def test_captures_walk_over_what_they_made(walks, monkeypatch):
-    monkeypatch.setattr(load, "_backend", lambda *_: TapeBackend())
+    monkeypatch.setattr(load, "graph_backend", lambda *_: TapeBackend())
     before = len(gc.get_objects())
     draft = {"model": "demo", "num_speculative_tokens": 2, "adaptive": False}
     sizes = {"max_num_seqs": 2, "max_model_len": 128, "num_kv_blocks": 8}

@@ -8,14 +8,19 @@ import random
 import signal
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 
+from graphs.modes import CUDAGraphMode
+from graphs.tape.backend import TapeBackend
 from specdec import LLM, SamplingParams
 from specdec.parallel import lead as leading
+from specdec.parallel import processes
 from specdec.parallel.processes import RankError
+from specdec.start import load
 from tests.shared_rows import at_random, rows_are_shared
 
 SIZES = {"max_num_seqs": 5, "max_model_len": 256, "device": "cpu", "seed": 7}
@@ -214,6 +219,21 @@ def test_experts_are_those_of_one_rank(requests):
     of_one = outputs_of(ranks(draft, 1, "demo-experts"), few)
     assert told(outputs) == told(of_one)
     assert rounds_of(outputs) == rounds_of(of_one)
+
+
+@pytest.mark.parametrize("draft", [chain_of(3), pytest.param(TREE, marks=pytest.mark.slow)])
+def test_graphs_of_both_ranks_repeat_their_transfers(draft, requests, expected, monkeypatch):
+    """Rounds run as whole graphs and padded, steps with prompts in pieces."""
+    monkeypatch.setattr(load, "graph_backend", lambda *_: TapeBackend())
+    program = "from tests.specdec.parallel.tape_rank import main; main()"
+    monkeypatch.setattr(processes, "PROGRAM", program)
+    sizes = {"cuda_graph_sizes": [5], "cuda_graph_token_sizes": [256]}
+    with ranks(draft | {"adaptive": False}, **sizes) as llm:
+        outputs = outputs_of(llm, [each[:5] for each in requests])
+        counters = llm.graph_counters()
+    assert told(outputs) == expected[:5]
+    replays = sum((each.replays for each in counters.values()), Counter())
+    assert min(replays[mode] for mode in (CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE)) > 0
 
 
 @pytest.mark.slow

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import only_compiles
+from specdec.kernels.cut_table import BITS, own_rows, rows_of_all
 from specdec.kernels.linear import Sums
 from specdec.kernels.norms import add, add_rms_norm
 from specdec.kernels.tiles import empty_rows
 from specdec.parallel.transfers import deal, gather
 from weights.shard import Shard
 
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 MIXING = 0x9E3779B97F4A7C15 - (1 << 64), 0xC2B2AE3D27D4EB4F - (1 << 64)  # odd
 
 
@@ -75,13 +75,11 @@ class Exchange:
 
     def embed(self, ids_T: Tensor, table_VD: Tensor, first: int) -> Tensor:
         """Look up rows [T, D] of a table whose rows are cut. first: id of this rank's first row."""
-        local_T = ids_T - first
-        is_here_T1 = ((local_T >= 0) & (local_T < len(table_VD)))[:, None]
-        own_TD = table_VD[local_T.clamp(0, len(table_VD) - 1)].where(is_here_T1, 0)
+        own_TD = own_rows(ids_T, table_VD, first)
         T = len(own_TD)
         if self._are_few(T):
-            return _either(self.gather(own_TD))
-        share_RD = _either(self._deal(own_TD[None], self.share(T))[0])
+            return rows_of_all(self.gather(own_TD))
+        share_RD = rows_of_all(self._deal(own_TD[None], self.share(T))[0])
         return self._all_rows(share_RD, T)
 
     def gather(self, own: Tensor) -> Tensor:
@@ -192,15 +190,6 @@ def _rows_of(tensor_TX: Tensor, rows: range, num_rows: int | None = None) -> Ten
         assert len(tensor_TX) == len(rows), (len(tensor_TX), len(rows), num_rows)
         return tensor_TX
     return tensor_TX[rows.start : rows.stop]
-
-
-def _either(rows_NTD: Tensor) -> Tensor:
-    """Merge rows of which all ranks but one have zeros; bits, since -0 + 0 is another zero."""
-    bits_NTD = rows_NTD.view(BITS[rows_NTD.element_size()])
-    bits_TD = bits_NTD[0]
-    for others_TD in bits_NTD[1:]:
-        bits_TD = bits_TD | others_TD
-    return bits_TD.view(rows_NTD.dtype)
 
 
 def _check(x: Sums) -> None:

@@ -1,7 +1,7 @@
 """The ranks' process group: gloo on a CPU, NCCL on GPUs. It moves data and never adds any.
 
 It is no default group, so a caller's own torch.distributed stays as it is. Its store is a file
-without a name that all ranks inherit, and gloo listens to its own host alone.
+without a name that all ranks inherit, and both listen to their own host alone.
 """
 
 import os
@@ -41,6 +41,7 @@ class Group:
         store = distributed.FileStore(f"/proc/self/fd/{file}", size)  # type: ignore[attr-defined]
         self._group: Any
         if device.type == "cuda":
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
             options = distributed.ProcessGroupNCCL.Options()
             options._timeout = PATIENCE
             self._group = distributed.ProcessGroupNCCL(store, rank, size, options)

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
-    from specdec.kernels import best_of_ranks, block_sums, choose_token, mask_rows
+    from specdec.kernels import best_of_ranks, block_sums, choose_token, cut_table, mask_rows
     from specdec.kernels.support_floor import bins, ranks
     from tests.specdec.rounds.compile_trees import build
 
@@ -24,6 +24,10 @@ SIZES = {"TILES": 64, "NUM_BINS": 128}
 def main() -> None:
     build(block_sums._block_sums_kernel, {"BLOCK": 4096}, TYPES | {"x_ptr": "*fp32"})
     build(best_of_ranks._best_of_tiles_kernel, {"BLOCK": 1024}, TYPES)
+    of_table = {"out_ptr": "*bf16", "table_ptr": "*bf16", "ids_ptr": "*i64"}
+    build(cut_table._own_rows_kernel, {"BLOCK": 4096}, of_table)
+    bits = {"out_ptr": "*i16", "rows_ptr": "*i16"}
+    build(cut_table._merge_kernel, {"N": 4, "BLOCK": cut_table.BLOCK}, bits)
     noise = {"STREAM": 0, "BLOCK": 1024, "IS_GPU": True}
     for has_ids in (False, True):
         flags = {"HAS_IDS": has_ids, "HAS_SUMS": has_ids}

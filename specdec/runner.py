@@ -99,17 +99,7 @@ class Runner:
         keeps_hidden = eagle is not None and max(taps, default=L) == L
         self.target = Target(model, contexts, self.buffers, self.graphs.target, keeps_hidden)
         self.draft = None if eagle is None else self._new_draft(eagle, model)
-        d2t = None if eagle is None else eagle.tensors.get("d2t")
-        cut = self._cut(target.shard, target.config.vocab_size)
-        self.acts = Acts(
-            target=self.target,
-            sampler=Sampler(model, self.buffers, self.state, acceptance, d2t, cut),
-            draft=self.draft,
-            buffers=self.buffers,
-            state=self.state,
-            results=self.results,
-            max_model_len=sizes.max_model_len,
-        )
+        self.acts = self._new_acts(target, eagle)
 
     @property
     def followers(self) -> Followers | None:
@@ -261,6 +251,19 @@ class Runner:
         """Measure the graphs of each family by their largest ones, in bytes; none is kept."""
         with torch.inference_mode():
             return self.graphs.measure(self._captures())
+
+    def _new_acts(self, target: LoadedTarget, eagle: LoadedEagle | None) -> Acts:
+        d2t = None if eagle is None else eagle.tensors.get("d2t")
+        cut = self._cut(target.shard, target.config.vocab_size)
+        return Acts(
+            target=self.target,
+            sampler=Sampler(self.target.model, self.buffers, self.state, self.acceptance, d2t, cut),
+            draft=self.draft,
+            buffers=self.buffers,
+            state=self.state,
+            results=self.results,
+            max_model_len=self.sizes.max_model_len,
+        )
 
     def _new_state(self, target: LoadedTarget, eagle: LoadedEagle | None) -> RequestState:
         sizes = self.sizes

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from specdec.config import MAX_PROMPT_SLOWDOWN, EngineConfig
 from specdec.engine import Engine
 from specdec.guided.guides import Guides
@@ -42,7 +44,7 @@ from specdec.start.runners import (
     read_models,
 )
 from specdec.start.sizing import check_target, check_tokenizer, check_weights, largest_sizes
-from specdec.start.speculation import drafting_of
+from specdec.start.speculation import Drafting, drafting_of
 from weights.config import TargetConfig
 from weights.files.reader import Reader
 from weights.load import LoadedEagle, LoadedTarget, bind_eagle, bind_target
@@ -86,30 +88,14 @@ def load(
     if device.type == "cuda":
         hashing_compiler()
         user_table()  # a faulty one is refused before weights are read
-    hub = hub_of(config)  # all three are located before any is read
-    directory = locate(model, "target", hub)
-    tokenizer_directory = locate_tokenizer(model, config, directory)
-    draft_directory = None
-    if speculation is not None:
-        draft_hub = replace(hub, revision=speculation.revision)
-        draft_directory = locate(speculation.model, "draft", draft_hub)
-    # first: a directory that is no target says so here, not by the tokenizer that it lacks
-    reader = Reader(directory)
-    known = resolve_target(reader, Log())
-    is_valid = not reader.problems.lines  # which load_target lists all at once
-    if is_valid:
-        check_target(directory, known, config.max_model_len)
-        largest_sizes(config, drafting, known, None)  # refuses a length early
-        num_devices = size if device.type == "cuda" else 1
-        memory = device_memory(device)
-        check_weights(reader, dtype_of(config.dtype, device), memory, num_devices)
-    found = Found(directory, draft_directory, speculation, drafting)
+    found, tokenizer_directory = _locate(model, speculation, config, drafting)
+    vocab_size = _check_target(found, config, device)
     check_parts(found, size)
     with leading(found, config) as lead:
         with phase("tokenizer"):
             tokenizer = Tokenizer(tokenizer_directory)
-            if is_valid:
-                check_tokenizer(tokenizer_directory, tokenizer, known.vocab_size)
+            if vocab_size is not None:
+                check_tokenizer(tokenizer_directory, tokenizer, vocab_size)
         ranks = ALONE if lead is None else lead
         models = read_models(found, config, ranks)
         if lead is not None:
@@ -131,6 +117,41 @@ def load(
     if device.type == "cuda":
         log_compilations()
     return Loaded(target=models.target, eagle=models.eagle, tokenizer=tokenizer, engine=engine)
+
+
+def _locate(
+    model: str | Path,
+    speculation: SpeculativeConfig | None,
+    config: EngineConfig,
+    drafting: Drafting,
+) -> tuple[Found, Path]:
+    """Find the directories of target and draft, and the tokenizer's, before any is read."""
+    hub = hub_of(config)
+    directory = locate(model, "target", hub)
+    tokenizer_directory = locate_tokenizer(model, config, directory)
+    draft_directory = None
+    if speculation is not None:
+        draft_hub = replace(hub, revision=speculation.revision)
+        draft_directory = locate(speculation.model, "draft", draft_hub)
+    return Found(directory, draft_directory, speculation, drafting), tokenizer_directory
+
+
+def _check_target(found: Found, config: EngineConfig, device: torch.device) -> int | None:
+    """Refuse sizes that no engine has; return the vocabulary's, None for files with problems.
+
+    A directory that is no target says so here, not by the tokenizer that it lacks. Reading the
+    weights lists all problems at once.
+    """
+    reader = Reader(found.target)
+    target = resolve_target(reader, Log())
+    if reader.problems.lines:
+        return None
+    check_target(found.target, target, config.max_model_len)
+    largest_sizes(config, found.drafting, target, None)  # refuses a length early
+    num_devices = config.tensor_parallel_size if device.type == "cuda" else 1
+    memory = device_memory(device)
+    check_weights(reader, dtype_of(config.dtype, device), memory, num_devices)
+    return target.vocab_size
 
 
 def check_draft_size(speculation: SpeculativeConfig | None, size: int) -> None:

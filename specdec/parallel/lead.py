@@ -142,11 +142,15 @@ class Lead:
     def end(self, reason: str, free: Callable[[], object] = nothing) -> None:
         with suppress(RankError):  # it has ended
             self._send(Kind.END)
-        self.processes.close(reason)
-        free()
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        group, self._group = self._group, None
+        is_orderly = self.processes.close(reason)
+        if group is not None and not is_orderly:
+            group.abort()  # what waits for a rank that is gone
+        try:
+            free()
+        finally:
+            if group is not None:
+                group.close()
 
     def fail_after(self, error: BaseException) -> None:
         if isinstance(error, Exception):  # a rank's end may have caused it

@@ -140,8 +140,8 @@ class Processes:
             told()
         self._end()
 
-    def close(self, reason: str) -> None:
-        """Wait for ranks that were asked to end, and end those that do not."""
+    def close(self, reason: str) -> bool:
+        """Wait for ranks that were asked to end, and end those that do not. True: all did."""
         with self._lock:
             if self.failure is None:
                 self._is_over.set()
@@ -149,6 +149,7 @@ class Processes:
                 self._end()
                 self.failure = reason
         _wait(self._all)
+        return all(each.popen.returncode == 0 for each in self._all)
 
 
 class _Watch:

@@ -197,11 +197,15 @@ class EngineThread:
             self._engine.drain()
         except BaseException as error:
             logger.exception("the engine has failed: running requests are lost, no more are taken")
-            self._engine.end_ranks()
-            self._end(error)
+            self._end_with_ranks(error)
         else:
+            self._end_with_ranks(None)
+
+    def _end_with_ranks(self, cause: BaseException | None) -> None:
+        try:
             self._engine.end_ranks()
-            self._end(None)
+        finally:  # a device may be lost
+            self._end(cause)
 
     def _run_commands(self) -> bool:
         """Run the queued commands, and wait for one while no request runs; False to stop."""

@@ -155,7 +155,7 @@ def test_odds_give_the_rates_and_a_trained_head_s_spread(draft_vocab_size):
 @pytest.mark.parametrize(
     "drafting, expected",
     [
-        (Drafting(3), 3.207),
+        pytest.param(Drafting(3), 3.207, marks=pytest.mark.slow),
         pytest.param(Drafting(5), 4.042, marks=pytest.mark.slow),
         pytest.param(
             Drafting(6, tree=TreeShape(num_levels=6, top_k=4, num_nodes=15)),

@@ -162,10 +162,10 @@ def test_an_engine_generates_without_transformers():
 
 
 def _processor_seconds(code: str) -> float:
-    """The least processor time of a process that runs `code`, in three runs."""
+    """The least processor time of a process that runs `code`, in two runs."""
     usage = "__import__('resource').getrusage(0)"
     timed = f"{code}; usage = {usage}; print(usage.ru_utime + usage.ru_stime)"
-    return min(float(_python(timed)) for _ in range(3))
+    return min(float(_python(timed)) for _ in range(2))
 
 
 def _heavy_after(code: str) -> set[str]:

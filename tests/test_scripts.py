@@ -50,6 +50,7 @@ def test_load_checkpoint_ends_with_the_error(run, capsys, tmp_path):
     assert "nothing loaded" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_memcheck_deals_tests_out_and_tells_what_is_found(run, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tests = tmp_path / "test_three.py"
@@ -217,6 +218,7 @@ def test_a_load_is_drawn_from_the_last_file_that_has_it(run, tmp_path, monkeypat
     assert drawn["k"] == (["newer.json"], "H200; 8b; newer")
 
 
+@pytest.mark.slow
 def test_our_engine_runs_the_comparison_of_engines(run, tmp_path):
     file = tmp_path / "ours.json"
     given = "ours", "--batch", "2", "--quick", "--json", str(file)
@@ -300,6 +302,7 @@ def test_an_engine_that_is_not_installed_is_one_line(run, monkeypatch, name):
         run("scripts.compare_engines", name)
 
 
+@pytest.mark.slow
 def test_soak_says_that_nothing_is_wrong(run):
     with pytest.raises(SystemExit, match="0"):
         run("scripts.soak", "--num-requests", "2")

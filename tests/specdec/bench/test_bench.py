@@ -549,7 +549,7 @@ def test_a_loop_keeps_its_load_and_compares_with_plain_decoding(pair, monkeypatc
     assert lengths[0] == 1 < lengths[2]
 
 
-@pytest.mark.parametrize("is_ramp", [False, True])
+@pytest.mark.parametrize("is_ramp", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_loop_drafts_trees_for_as_many_requests_as_users_may(pair, monkeypatch, is_ramp):
     for name, value in (("GENERATIONS", 3), ("LEAST_REQUESTS", 1), ("RAMPS", 1)):
         monkeypatch.setattr(loops, name, value)
@@ -593,6 +593,7 @@ def test_a_window_of_few_requests_at_a_time_holds_more_generations():
     assert [loops.num_measured(batch) for batch in (1, 5, 6, 8)] == [32, 40, 48, 64]
 
 
+@pytest.mark.slow
 def test_a_ramp_rises_and_falls_and_runs_every_request_to_its_end(pair, monkeypatch):
     monkeypatch.setattr(loops, "PROMPT_LENGTHS", (4, 9))
     monkeypatch.setattr(loops, "RAMPS", 2)

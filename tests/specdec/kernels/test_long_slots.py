@@ -98,7 +98,13 @@ def test_what_was_added_up_may_be_forgotten(forget, monkeypatch):
 
 @pytest.mark.parametrize(
     "room, teams, left_out",
-    [(0, 3, ()), (2, 3, ()), (3, 3, (0, 2, 3)), (None, 5, (0, 2, 3)), (None, 2, ())],
+    [
+        *((2, 3, ()), (3, 3, (0, 2, 3))),
+        *(
+            pytest.param(*slow, marks=pytest.mark.slow)
+            for slow in ((0, 3, ()), (None, 5, (0, 2, 3)), (None, 2, ()))
+        ),
+    ],
 )
 def test_long_slots_are_shared_if_there_are_room_and_teams_for_all_of_them(
     exact_device, monkeypatch, room, teams, left_out

@@ -17,12 +17,10 @@ from weights import load_target
 
 PROMPTS = [[50], [(37 * i + 11) % 96 for i in range(23)], [(29 * i + 5) % 96 for i in range(70)]]
 NUM_TOKENS = 64
-EACH = [  # those that show what the others do are slow
+SLOW = "qwen3_moe, every second", "mixtral"  # they show what the others do
+EACH = [
     *("qwen3_moe, a dense layer", "granitemoe"),
-    *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in ("qwen3_moe, every second", "mixtral")
-    ),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
 ]
 LOGITS = 2e-4  # how far float32 sums in another order may be apart
 
@@ -53,7 +51,7 @@ def difference(model, loaded, prompt, num_tokens=NUM_TOKENS):
     return largest
 
 
-@pytest.mark.parametrize("name", [*(name for name in TARGETS if name != "mixtral"), EACH[-1]])
+@pytest.mark.parametrize("name", [*(name for name in TARGETS if name not in SLOW), *EACH[2:]])
 def test_logits_and_tokens_are_those_of_transformers(target, name):
     model, loaded = target(name)
     for prompt in PROMPTS:

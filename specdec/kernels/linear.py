@@ -6,9 +6,8 @@ another to one float32 accumulator, whatever the tile. W is on the wide side of 
 product for every M, so that a row is always a column of the same instruction.
 
 `linear` gives the finished product of one split; `split_linear` leaves parts, of some splits each,
-to its reader, which adds them as it loads (add_rms_norm, rotate_and_store), so that no pass of its
-own adds them. Its weight may be a part of another on several GPUs: some rows, or neighbouring
-columns, whose sum is one part of more.
+to its reader, which adds them as it loads (add_rms_norm, rotate_and_store). Its weight may be a part
+of another on several GPUs: some rows, or neighbouring columns, whose sum is one part of more.
 Tried and slower: weights in fp8, converted in registers, for which Triton 3.6 stalls tensor cores.
 """
 
@@ -43,8 +42,7 @@ class Sums(NamedTuple):
 
     Of one part and without a bias nothing is left to add, and it is rounded already. Parts of
     experts have a weight in each row, and are added in order; they have no bias, and a part of
-    weight 0 may be anything. Where several GPUs have experts, a row's parts are at places among
-    those of all GPUs.
+    weight 0 may be anything. On several GPUs a row's parts are at places among those of all.
     """
 
     parts_STN: Tensor  # [parts, T, N] float32, or rounded: [1, T, N], and all parts of experts

@@ -32,7 +32,7 @@ OPTIONS = {
 
 def plain(**types: str) -> ASTSource:
     """A kernel in Triton; without types it does not compile."""
-    constants = {"BLOCK_D": 128, "PDL": False, "SPLITS": 2, "HAS_BIAS": False}
+    constants = {"BLOCK_D": 128, "PDL": False, "SPLITS": 2, "HAS_BIAS": False, "places_ptr": None}
     names = norms._add_kernel.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name) for name in names}
     signature = {name: kind or "i32" for name, kind in signature.items()}

@@ -74,7 +74,7 @@ def readers(dtype):
         return call
 
     def chosen(function):
-        return lambda parts: torch.cat(function(Sums(parts, None), 5, True, None, None))
+        return lambda parts: torch.cat(function(Sums(parts, None), 5, True, None, None)[:2])
 
     return {
         "norm": (normed(by_kernel(add_rms_norm)), normed(add_rms_norm_ref)),

@@ -200,6 +200,7 @@ def test_ctrl_c_ends_the_ranks_that_run_a_step(auto, requests, monkeypatch):
         outputs_of(auto, requests)
 
 
+@pytest.mark.slow
 def test_drafts_are_accepted_by_their_probabilities_as_on_one_rank(requests):
     draft, few = chain_of(3, acceptance="block"), [each[1:6] for each in requests]
     with ranks(draft) as llm:

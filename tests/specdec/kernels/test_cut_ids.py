@@ -185,7 +185,9 @@ def test_sums_over_ids_are_those_of_one_rank(vocab_size, size):
     assert ((whole.sum(dim=1) - 1).abs() < 1e-5).sum() == 6
 
 
-@pytest.mark.parametrize("vocab_size, size", [(1000, 4), (5000, 8)])
+@pytest.mark.parametrize(
+    "vocab_size, size", [(1000, 4), pytest.param(5000, 8, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("is_drawn", [False, True])
 def test_tiles_of_drafts_lie_as_on_one_rank(vocab_size, size, is_drawn):
     logits = logits_of(vocab_size)[::4]

@@ -101,7 +101,9 @@ def test_parts_of_products_are_not_rounded(two_ranks, pair, alone, name):
     check(two_ranks, of_halves, alone(of_halves))
 
 
-@pytest.mark.parametrize("name", ["llama, biases", "qwen3_moe, a dense layer"])
+@pytest.mark.parametrize(
+    "name", ["llama, biases", pytest.param("qwen3_moe, a dense layer", marks=pytest.mark.slow)]
+)
 def test_graphs_repeat_the_exchange(two_ranks, pair, alone, name):
     """On the tape, replayed with other rows before."""
     check(two_ranks, pair(name), alone(pair(name)), on_tape=True)

@@ -77,7 +77,7 @@ def head():
     return weight
 
 
-@pytest.mark.parametrize("size", [2, 8])
+@pytest.mark.parametrize("size", [2, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_drawn", [False, True])
 def test_nodes_of_a_chain_are_those_of_one_rank(size, is_drawn):
     K = 3

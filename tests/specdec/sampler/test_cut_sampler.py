@@ -34,7 +34,7 @@ def _way(request, monkeypatch):
         monkeypatch.setattr(module, "use_triton", lambda _: request.param == "kernel")
 
 
-@pytest.mark.parametrize("size", [2, 8])
+@pytest.mark.parametrize("size", [2, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("has_paths", [False, True])
 def test_processors_do_to_columns_what_they_do_to_rows(size, has_paths):
     state = kernels.make_state(torch.device("cpu"))

@@ -40,7 +40,13 @@ def test_every_example_is_tried():
     assert files == {command.split()[0] for command in EXPECTED} | set(CLIENTS) | OTHERS
 
 
-@pytest.mark.parametrize("command", EXPECTED)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(each, marks=pytest.mark.slow) if each == "sampling_seeds.py" else each
+        for each in EXPECTED
+    ],
+)
 def test_an_example_shows_what_it_claims(command, monkeypatch, capsys):
     out = _run_here(command, monkeypatch, capsys)
     assert [words for words in EXPECTED[command] if words not in out] == []

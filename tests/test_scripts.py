@@ -101,7 +101,8 @@ def test_memcheck_goes_on_after_a_test_that_a_signal_ends(run, capsys, tmp_path,
 TINY_MATRIX = "demo --draft demo -k 3 --batch 2 --num-prompts 2 --num-alone 2 --max-tokens 4"
 
 
-@pytest.mark.parametrize("is_wrong", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_wrong", [False, True])
 def test_exact_matrix_compares_all_settings_with_plain_decoding(run, capsys, monkeypatch, is_wrong):
     logits = DecoderModel.logits
     if is_wrong:  # of one row other logits than beside others, though the same tokens
@@ -159,7 +160,8 @@ def test_exact_matrix_compares_graphs_with_eager_steps(run, capsys):
     assert all((row["mean"] > 1.5) == (row["k"] > 0) for row in rows if row["what"])
 
 
-@pytest.mark.parametrize("is_wrong", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_wrong", [False, True])
 def test_exact_ranks_compares_all_settings_with_one_rank(run, capsys, monkeypatch, is_wrong):
     """Two ranks build one runner after another; rank 0 is told a token that no other was."""
     generate = serving.generate

@@ -29,7 +29,10 @@ REQUEST = {"model": "demo", "messages": MESSAGES, "tools": TOOLS, "max_tokens": 
 
 @pytest.fixture(
     scope="module",
-    params=["hermes", "llama3_json", pytest.param("qwen3_xml", marks=pytest.mark.slow)],
+    params=[
+        "llama3_json",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("hermes", "qwen3_xml")),
+    ],
 )
 def server(serve, request):
     with serve(chat_template=TEMPLATES[request.param]) as found:

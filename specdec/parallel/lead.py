@@ -2,11 +2,13 @@
 
 import hashlib
 import pickle
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +24,8 @@ from specdec.rounds.results import PendingResult, StepResult
 from specdec.rounds.step_sizes import RowMasks, Step
 from specdec.rounds.upload import RowStart
 from weights.shard import Shard
+
+T = TypeVar("T")
 
 
 class Lead:
@@ -61,8 +65,10 @@ class Lead:
         """Connect with all ranks, once they have read the target's weights."""
         self._wait(Place.STAGE, Stage.JOINING)
         self._send(Kind.DECIDED, 0)
-        self._group = Group(self._store, self.rank, self.size, device)
+        connect = partial(Group, self._store, self.rank, self.size, device)
+        self._group = _in_a_thread(connect, self.check)
         self.processes.told.append(self._group.abort)
+        self.check()  # who failed before that was told to nobody
 
     def led(self, runner: Led, decide: Callable[[], int]) -> int:
         """Decide by steps of the runner, which the others run as well."""
@@ -170,6 +176,24 @@ class Lead:
         wait_until(
             lambda: all(self._shared.get(rank, place) >= number for rank in ranks), self.check
         )
+
+
+def _in_a_thread(work: Callable[[], T], check: Callable[[], object]) -> T:
+    """Do what may wait for a rank that has ended, and what Ctrl-C cannot interrupt.
+
+    check: called meanwhile; if it raises, the thread is left to itself
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="specdec-join", daemon=True).start()
+    wait_until(done.done, check)
+    return done.result()
 
 
 def digest(result: StepResult) -> int:

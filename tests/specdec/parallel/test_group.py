@@ -15,6 +15,7 @@ from specdec.parallel.processes import NO_MULTICAST, Processes, RankError
 from specdec.parallel.shared import Shared
 
 STUB = "from tests.specdec.parallel.stub_group import main; main()"
+ABSENT = "from tests.specdec.parallel.stub_absent import main; main()"
 
 
 def listens():
@@ -58,3 +59,12 @@ def test_ranks_gather_until_one_stops(monkeypatch):
     while listens() and time.monotonic() < ends_at:  # the watch may look for the last time
         time.sleep(0.05)
     assert listens() == []
+
+
+def test_a_rank_that_ends_while_all_connect_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(module, "PROGRAM", ABSENT)
+    shared, store = Shared.of(2), os.memfd_create("store")
+    start = {"file": shared.file, "store": store, "size": 2}
+    lead = Lead(Processes(shared, [start], [store]), store)
+    with pytest.raises(RankError, match="rank 1 ended with status 9"):
+        lead.join(torch.device("cpu"))

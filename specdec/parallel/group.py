@@ -4,9 +4,12 @@ It is no default group, so a caller's own torch.distributed stays as it is. Its 
 without a name that all ranks inherit, and both listen to their own host alone.
 """
 
+import ctypes
 import os
 import threading
+import weakref
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,6 +55,7 @@ class Group:
             within_host._devices = [gloo.create_device(interface="lo")]
             within_host._timeout = PATIENCE
             self._group = gloo(store, rank, size, within_host)
+        os.register_at_fork(after_in_child=partial(_keep, weakref.ref(self)))
         # ops find it by name; the descriptor of its store is no other group's in this process
         self.name = f"specdec-{file}"
         self._named = distributed.ProcessGroup(store, rank, size)
@@ -95,3 +99,10 @@ class Group:
         thread = threading.Thread(target=self._group.abort, name="specdec-abort", daemon=True)
         thread.start()
         return thread
+
+
+def _keep(found: "weakref.ref[Group]") -> None:
+    """Keep a group for good in a forked child, whose end would wait for threads that it lacks."""
+    group = found()
+    if group is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group._group))

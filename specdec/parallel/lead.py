@@ -146,6 +146,8 @@ class Lead:
         self.processes.told.append(told)
 
     def end(self, reason: str, free: Callable[[], object] = nothing) -> None:
+        if not self.processes.belong_here:
+            return
         with suppress(RankError):  # it has ended
             self._send(Kind.END)
         group, self._group = self._group, None

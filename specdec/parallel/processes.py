@@ -118,11 +118,16 @@ class Processes:
             target=watch.run, args=(self._is_over,), name="specdec-ranks", daemon=True
         ).start()
 
+    @property
+    def belong_here(self) -> bool:
+        """Whether this process started them; a forked child has copies of all this."""
+        return self._owner == os.getpid()
+
     def check(self) -> None:
         """RankError if the engine has ended, or belongs to the process that forked this one."""
         if self.failure is not None:
             raise RankError(self.failure)
-        if self._owner != os.getpid():
+        if not self.belong_here:
             raise RankError(f"the engine belongs to process {self._owner}: build one here")
 
     def settle(self) -> None:

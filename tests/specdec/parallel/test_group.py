@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -30,15 +32,25 @@ def gather_forever(group, found):
         group.gather(torch.zeros(2, 3), found)
 
 
-def test_ranks_gather_until_one_stops(monkeypatch):
-    monkeypatch.setattr(module, "PROGRAM", STUB)
+@pytest.fixture
+def begin(monkeypatch):
+    """begin(program): an engine of two ranks, the other one a stub."""
+
+    def start(program):
+        monkeypatch.setattr(module, "PROGRAM", program)
+        shared, store = Shared.of(2), os.memfd_create("store")
+        given = {"file": shared.file, "store": store, "size": 2}
+        return Lead(Processes(shared, [given], [store]), store)
+
+    return start
+
+
+def test_ranks_gather_until_one_stops(begin, monkeypatch):
     monkeypatch.setattr(module, "SILENT_SECONDS", 1.0)
     for name in NO_MULTICAST:
         monkeypatch.delenv(name, raising=False)
-    shared, store = Shared.of(2), os.memfd_create("store")
-    start = {"file": shared.file, "store": store, "size": 2}
-    lead = Lead(Processes(shared, [start], [store]), store)
-    group = Group(store, 0, 2, torch.device("cpu"))
+    lead = begin(STUB)
+    group = Group(lead._store, 0, 2, torch.device("cpu"))
     lead.tell(group.abort)
     assert os.environ.items() >= NO_MULTICAST.items()
     assert group.least(5) == 5
@@ -61,10 +73,41 @@ def test_ranks_gather_until_one_stops(monkeypatch):
     assert listens() == []
 
 
-def test_a_rank_that_ends_while_all_connect_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(module, "PROGRAM", ABSENT)
-    shared, store = Shared.of(2), os.memfd_create("store")
-    start = {"file": shared.file, "store": store, "size": 2}
-    lead = Lead(Processes(shared, [start], [store]), store)
+def test_a_rank_that_ends_while_all_connect_is_not_waited_for(begin):
+    lead = begin(ABSENT)
     with pytest.raises(RankError, match="rank 1 ended with status 9"):
         lead.join(torch.device("cpu"))
+
+
+FORKS = f"""
+import os, sys, torch
+from specdec.parallel import processes
+from specdec.parallel.group import Group
+from specdec.parallel.lead import Lead
+from specdec.parallel.shared import Shared
+
+processes.PROGRAM = {STUB!r}
+shared, store = Shared.of(2), os.memfd_create("store")
+start = {{"file": shared.file, "store": store, "size": 2}}
+lead = Lead(processes.Processes(shared, [start], [store]), store)
+lead._group = Group(store, 0, 2, torch.device("cpu"))
+assert lead.least(5) == 5
+child = os.fork()
+if child == 0:
+    if END:
+        Group.close = None  # it would end what the parent's ranks wait for
+        lead.end("it ends")
+    sys.exit(42)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+lead._group.gather(torch.zeros(2, 3), torch.empty(2, 2, 3))
+lead.end("the test is over")
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_forked_child_ends_like_any_other(ends):
+    """It has none of the group's threads."""
+    command = [sys.executable, "-c", FORKS.replace("END", str(ends))]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert found.returncode == 42, found.stderr

@@ -412,6 +412,19 @@ def test_a_failure_of_the_engine_reaches_every_waiting_and_later_call(
     assert len({id(error) for error in errors}) == 8
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_failed_gpu_that_frees_nothing_leaves_nobody_waiting(own, monkeypatch):
+    cause = RuntimeError("the device fell off the bus")
+    fail_in_rounds(own, monkeypatch, cause)
+
+    def end_ranks():
+        raise RuntimeError("nor are its graphs freed")
+
+    monkeypatch.setattr(own.llm.engine, "end_ranks", end_ranks)
+    with pytest.raises(EngineDeadError, match="fell off the bus"):
+        asyncio.run(asyncio.wait_for(last_of(own.generate("x")), 20))
+
+
 def test_a_shutdown_aborts_what_runs_and_refuses_what_comes(own, greedy, prompts):
     async def shut_down():
         outputs = []

@@ -29,6 +29,7 @@ NO_MULTICAST = {
 }
 NUM_LINES = 20  # of a rank's last words
 LOOK_SECONDS = 0.1
+LONGEST_LOOK_SECONDS = 1.0  # more between two looks is a pause, which ranks may have had too
 LOADING_SECONDS = 120.0  # without a sign of life, while a rank imports and loads
 SILENT_SECONDS = 10.0  # the same, once it serves
 CLOSING_SECONDS = 10.0  # for steps that were launched, and to free what a rank has
@@ -84,7 +85,8 @@ class Process:
 
 
 def _path() -> str:
-    return os.pathsep.join(path for path in sys.path if path)
+    """List where modules are found; "" stands for the directory of an interactive session."""
+    return os.pathsep.join(map(os.path.abspath, sys.path))
 
 
 class Processes:
@@ -165,26 +167,31 @@ class _Watch:
         self._shared = shared
         self._owner = owner
         self._beats = [0] * (len(processes) + 1)
-        self._seen_at = [time.monotonic()] * (len(processes) + 1)
+        self._silent = [0.0] * (len(processes) + 1)  # seconds
 
     def run(self, is_over: threading.Event) -> None:
+        looked_at = time.monotonic()
         while not is_over.wait(LOOK_SECONDS):
-            failed = [each for each in map(self._failure_of, self._processes) if each]
+            now = time.monotonic()
+            passed, looked_at = min(now - looked_at, LONGEST_LOOK_SECONDS), now
+            found = (self._failure_of(each, passed) for each in self._processes)
+            failed = [each for each in found if each]
             owner = self._owner() if failed and not is_over.is_set() else None
             if owner is not None:
                 owner.fail(failed[0])
 
-    def _failure_of(self, process: Process) -> str | None:
-        rank, now = process.rank, time.monotonic()
+    def _failure_of(self, process: Process, passed: float) -> str | None:
+        rank = process.rank
         status = process.popen.poll()
         if status is not None:
             return f"rank {rank} {process.words_of(status)}{process.last_lines()}"
         beats = self._shared.get(rank, Place.BEATS)
-        if beats != self._beats[rank]:
-            self._beats[rank], self._seen_at[rank] = beats, now
+        is_new = beats != self._beats[rank]
+        self._beats[rank] = beats
+        self._silent[rank] = 0.0 if is_new else self._silent[rank] + passed
         is_serving = self._shared.get(rank, Place.STAGE) >= Stage.SERVING
         limit = SILENT_SECONDS if is_serving else LOADING_SECONDS
-        if now - self._seen_at[rank] <= limit:
+        if self._silent[rank] <= limit:
             return None
         process.popen.kill()  # its output ends
         return f"rank {rank} has given no sign of life for {limit:g} s{process.last_lines()}"

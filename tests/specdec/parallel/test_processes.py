@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -94,6 +95,27 @@ def test_a_rank_that_never_begins_ends_all(begin, monkeypatch):
     monkeypatch.setattr(module, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(module, "LOADING_SECONDS", 0.5)
     assert "rank 2 has given no sign of life" in failure_of(begin(is_silent=True))
+
+
+def test_ranks_that_were_stopped_with_rank_0_go_on(begin, monkeypatch):
+    """As by a container's pause: rank 0 may go on a moment earlier."""
+    slept = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + slept[0])
+    monkeypatch.setattr(module, "time", clock)
+    ranks = begin()
+    wait_for(lambda: are_ready(ranks))
+    os.kill(ranks._all[0].popen.pid, signal.SIGSTOP)
+    slept[0] = 60.0
+    time.sleep(3 * module.LOOK_SECONDS)
+    os.kill(ranks._all[0].popen.pid, signal.SIGCONT)
+    ranks.check()
+
+
+@pytest.mark.parametrize("path", ["", "."])
+def test_ranks_import_what_lies_in_the_current_directory(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path, "/elsewhere"])
+    assert module._path() == f"{tmp_path}:/elsewhere"
 
 
 def test_ranks_may_not_use_multicast(begin, monkeypatch):

@@ -33,12 +33,13 @@ def fit_of(target: TargetConfig, size: int) -> Fit:
     return _fit(target.kinds, size)
 
 
-def draft_fits_of(eagle: EagleConfig) -> list[Fit]:
-    """Judge every number of GPUs for a draft that is cut; a whole one on each always fits.
+def draft_fit_of(eagle: EagleConfig, size: int) -> Fit:
+    """Judge one number of GPUs for a draft that is cut; a whole one on each always fits.
 
-    Other bits change which tokens are drafted, and none that is written.
+    Other bits change which tokens are drafted, and with acceptance by probabilities those that are
+    drawn.
     """
-    return [_fit((eagle.layer,), size) for size in SIZES]
+    return _fit((eagle.layer,), size)
 
 
 def _fit(kinds: tuple[LayerKind, ...], size: int) -> Fit:

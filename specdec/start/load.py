@@ -23,7 +23,7 @@ from specdec.kernels.compilations import (
 )
 from specdec.kernels.tables import user_table
 from specdec.parallel.begin import Found, check_ranks, leading
-from specdec.parallel.equal_bits import fit_of
+from specdec.parallel.equal_bits import draft_fit_of, fit_of
 from specdec.parallel.ranks import ALONE, Ranks
 from specdec.requests.intake import Intake
 from specdec.requests.tokenizer import Tokenizer
@@ -45,14 +45,16 @@ from specdec.start.runners import (
 )
 from specdec.start.sizing import check_target, check_tokenizer, check_weights, largest_sizes
 from specdec.start.speculation import Drafting, drafting_of
-from weights.config import TargetConfig
+from weights.config import EagleConfig, TargetConfig
 from weights.files.reader import Reader
 from weights.load import LoadedEagle, LoadedTarget, bind_eagle, bind_target
-from weights.ranks import check_draft_ranks, check_target_ranks
+from weights.ranks import KEEP_WHOLE, check_draft_ranks, check_target_ranks
 from weights.report import Log
 from weights.target import resolve_target
 
 logger = logging.getLogger("specdec")
+
+OTHER_BITS = "%s: tokens may differ from those of one GPU: %s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +178,7 @@ def check_parts(found: Found, size: int) -> None:
     if fit.bits == "none":
         raise ValueError(f"{given}: {fit.reason} cannot be dealt out to so many: give fewer")
     if fit.bits == "other":
-        logger.warning("%s: tokens may differ from those of one GPU: %s", given, fit.reason)
+        logger.warning(OTHER_BITS, given, fit.reason)
     speculation = found.speculation
     if found.draft is None or speculation is None:
         return
@@ -184,7 +186,18 @@ def check_parts(found: Found, size: int) -> None:
     resolution, _ = bind_eagle(Reader(found.draft), target, aux_layers, Log())
     check_method(speculation, resolution.config)
     if speculation.draft_tensor_parallel_size != 1:
-        check_draft_ranks(resolution.config, size)
+        check_draft_parts(resolution.config, size, speculation.acceptance)
+
+
+def check_draft_parts(config: EagleConfig, size: int, acceptance: str) -> None:
+    """Refuse a draft that cannot be cut for so many ranks."""
+    check_draft_ranks(config, size)
+    fit = draft_fit_of(config, size)
+    given = f"draft_tensor_parallel_size={size}"
+    if fit.bits == "none":
+        raise ValueError(f"{given}: the draft's {fit.reason} cannot be dealt out; {KEEP_WHOLE}")
+    if fit.bits == "other" and acceptance != "exact":
+        logger.warning(OTHER_BITS, f"{given}, acceptance={acceptance!r}", fit.reason)
 
 
 def load_rank(

@@ -11,6 +11,7 @@ from specdec.config import EngineConfig
 from specdec.parallel import begin
 from specdec.parallel.begin import check_ranks
 from specdec.parallel.equal_bits import Fit
+from specdec.speculative_config import SpeculativeConfig
 from specdec.start import load, runners
 from specdec.start.speculation import Drafting
 from weights.demo import demo_directory
@@ -125,6 +126,39 @@ def test_a_draft_that_cannot_be_cut_may_stay_whole(monkeypatch):
         LLM("demo", {"model": "demo"}, **options)
     with pytest.raises(pytest.fail.Exception, match="ranks begin"):
         LLM("demo", {"model": "demo", "draft_tensor_parallel_size": 1}, **options)
+
+
+@pytest.fixture
+def drafts(monkeypatch):
+    """drafts(width, **options): check parts of a draft whose MLP has this width, for two ranks."""
+    real = load.bind_eagle
+
+    def check(width, **options):
+        def with_width(*given):
+            found, d2t = real(*given)
+            layer = replace(found.config.layer, intermediate_size=width)
+            return replace(found, config=replace(found.config, layer=layer)), d2t
+
+        monkeypatch.setattr(load, "bind_eagle", with_width)
+        speculation = SpeculativeConfig("demo", 3, **options)
+        pair = demo_directory("target"), demo_directory("eagle3")
+        load.check_parts(begin.Found(*pair, speculation, Drafting(3)), 2)
+
+    return check
+
+
+def test_columns_of_a_drafts_part_end_at_16_bytes(drafts):
+    with pytest.raises(ValueError, match=r"draft's 1,004 columns of down_proj .*_size=1 keeps"):
+        drafts(1004)
+    drafts(1004, draft_tensor_parallel_size=1)
+
+
+def test_other_bits_of_a_draft_matter_where_its_probabilities_do(drafts, caplog):
+    drafts(1040)
+    drafts(1040, acceptance="block", draft_tensor_parallel_size=1)
+    assert caplog.messages == []
+    drafts(1040, acceptance="block")
+    assert ["acceptance='block': tokens may differ" in each for each in caplog.messages] == [True]
 
 
 @pytest.mark.parametrize("reason, said", [("", ""), ("o_proj has 1 split", "o_proj has 1 split")])

@@ -20,6 +20,7 @@ from specdec.parallel.shared import Place, Shared
 from specdec.start.load import load_rank
 
 BEAT_SECONDS = 0.2
+REFUSING_SECONDS = 1.0  # that rank 0 may take longer to see what a user gave
 FAILED = 1  # exit status
 # rank 0 ends in order and says when; a service manager may signal all processes, and a terminal may
 # stop a background process that writes to it
@@ -44,7 +45,9 @@ def main() -> None:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # other ranks wait for the transfers of its last steps
         status = 0
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, ValueError):  # rank 0 refuses the same, ends this rank and says so
+            time.sleep(REFUSING_SECONDS)
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()

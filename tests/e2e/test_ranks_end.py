@@ -21,6 +21,7 @@ from specdec.parallel import begin
 from specdec.parallel.processes import RankError
 from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.engine_process import EngineProcess, EngineStart
+from specdec.start import runners
 from tests.ranks import marked_processes
 
 OPTIONS = {"device": "cpu", "max_num_seqs": 4, "max_model_len": 256, "tensor_parallel_size": 2}
@@ -102,6 +103,16 @@ def test_a_rank_that_cannot_load_ends_the_start(monkeypatch):
     monkeypatch.setattr(begin, "_start", elsewhere)
     with pytest.raises(RankError, match=r"(?s)^rank 1 ended with.*CheckpointError"):
         LLM("demo", **OPTIONS)
+
+
+def test_what_all_ranks_refuse_is_said_once(mark, capfd, monkeypatch):
+    """Rank 0 is the last one to find it."""
+    real = runners._num_blocks
+    monkeypatch.setattr(runners, "_num_blocks", lambda *given: time.sleep(0.5) or real(*given))
+    with pytest.raises(ValueError, match=r"^num_kv_blocks=1000000000 take .* give fewer"):
+        LLM("demo", **OPTIONS, num_kv_blocks=10**9)
+    assert "rank 1:" not in capfd.readouterr().err
+    nothing_is_left(mark)
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ another to one float32 accumulator, whatever the tile. W is on the wide side of 
 product for every M, so that a row is always a column of the same instruction.
 
 `linear` gives the finished product of one split; `split_linear` leaves parts, of some splits each,
-to its reader, which adds them as it loads (add_rms_norm, rotate_and_store). Its weight may be a part
-of another on several GPUs: some rows, or neighbouring columns, whose sum is one part of more.
+to its reader, which adds them as it loads (add_rms_norm, rotate_and_store). Its weight may be some
+rows of another, or on several GPUs neighbouring columns, whose sum is one part of more.
 Tried and slower: weights in fp8, converted in registers, for which Triton 3.6 stalls tensor cores.
 """
 

@@ -1,4 +1,4 @@
-"""Processes that a test has started, found by a word in their environment."""
+"""What ranks of an engine may leave behind: processes, found by a word, and shared memory."""
 
 from pathlib import Path
 
@@ -15,3 +15,9 @@ def marked_processes(mark: str) -> list[int]:
         if is_marked and state != "Z":
             found.append(int(directory.name))
     return found
+
+
+def shared_memory() -> set[str]:
+    """List what lies in /dev/shm, without semaphores of multiprocessing, which ranks do not use."""
+    names = {path.name for path in Path("/dev/shm").iterdir()}
+    return {name for name in names if not name.startswith("sem.mp-")}

@@ -148,6 +148,7 @@ def test_without_a_gpu_the_engine_loads_without_triton():
     assert _heavy_after("from specdec import LLM") <= {"torch"}
 
 
+@pytest.mark.slow
 def test_importing_the_engine_takes_little_more_than_importing_torch():
     engine = "import torch, triton" if torch.cuda.is_available() else "import torch"
     assert _processor_seconds("from specdec import LLM") <= _processor_seconds(engine) + 0.7

@@ -92,6 +92,8 @@ def leading(found: Found, config: EngineConfig) -> Iterator[Lead | None]:
     if size == 1:
         yield None
         return
+    if config.device == "cpu":  # ranks share its cores
+        torch.set_num_threads(max(torch.get_num_threads() // size, 1))
     shared = Shared.of(size)
     store = os.memfd_create("specdec-store")
     common = RankStart(

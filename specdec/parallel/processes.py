@@ -33,8 +33,8 @@ LONGEST_LOOK_SECONDS = 1.0  # more between two looks is a pause, which ranks may
 LOADING_SECONDS = 120.0  # without a sign of life, while a rank imports and loads
 SILENT_SECONDS = 10.0  # the same, once it serves
 CLOSING_SECONDS = 10.0  # for steps that were launched, and to free what a rank has
-SETTLING_SECONDS = 0.5  # after an error, for the watch to see whether a rank has ended
 READING_SECONDS = 1.0  # for the last words of a rank that has ended
+SETTLING_SECONDS = 1.5  # after an error, for the watch to see whether a rank has ended, and read
 
 
 class RankError(RuntimeError):

@@ -176,6 +176,7 @@ def test_graphs_replay_what_runs_eagerly(make, greedy, prompts, sizes, token_siz
     assert CUDAGraphMode.NONE not in modes
 
 
+@pytest.mark.slow
 def test_prompts_in_steps_that_draft_nothing_run_no_pieces_of_the_draft(
     make, expected, greedy, prompts
 ):

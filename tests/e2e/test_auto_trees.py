@@ -174,7 +174,7 @@ def test_times_are_those_of_what_was_drafted_before_a_step(make, prompts, monkey
 @pytest.mark.parametrize(
     "tree, token_sizes, most",
     [
-        (FLAT, [56], 2),
+        pytest.param(FLAT, [56], 2, marks=pytest.mark.slow),
         pytest.param(OF_TWO, [60], 2, marks=pytest.mark.slow),
         pytest.param(SMALL, [90], 6, marks=pytest.mark.slow),
         *(

@@ -207,6 +207,7 @@ def test_running_ahead_and_prompts_in_parts_change_no_token(mixed, plain, count,
     assert llm.engine.scheduler.pool.num_free == 10
 
 
+@pytest.mark.slow
 def test_preemption_changes_no_token():
     free = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     cases = [{"json": SCHEMAS[name]} for name in ("linked list", "tree", "number with bounds")]

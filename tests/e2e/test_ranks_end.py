@@ -22,7 +22,7 @@ from specdec.parallel.processes import RankError
 from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.engine_process import EngineProcess, EngineStart
 from specdec.start import runners
-from tests.ranks import marked_processes
+from tests.ranks import marked_processes, shared_memory
 
 OPTIONS = {"device": "cpu", "max_num_seqs": 4, "max_model_len": 256, "tensor_parallel_size": 2}
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
@@ -58,7 +58,7 @@ def nothing_is_left(mark, seconds=15.0):
 
 def interrupt(mark, number, after, seconds):
     """Send a signal to a script of two ranks, so many seconds after it says a word."""
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     command = [sys.executable, "-c", SCRIPT]
     script = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while script.stdout.readline().strip() != after:
@@ -67,7 +67,7 @@ def interrupt(mark, number, after, seconds):
     script.send_signal(number)
     _, said = script.communicate(timeout=15)
     nothing_is_left(mark)
-    assert set(os.listdir("/dev/shm")) == before
+    assert shared_memory() == before
     assert script.returncode != 0
     return said
 
@@ -185,7 +185,7 @@ def test_an_engine_ends_within_15_seconds_of_its_rank(mark, number):
 
 @pytest.mark.slow
 def test_a_server_whose_rank_was_killed_says_so_and_ends_with_1(mark):
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     words = [sys.executable, "-m", "specdec", "serve", "demo", "--port", "0", "--device", "cpu"]
     with subprocess.Popen([*words, "-tp", "2"], stderr=subprocess.PIPE, text=True) as server:
         url = next(found[1] for line in server.stderr if (found := re.search(URL, line)))
@@ -201,7 +201,7 @@ def test_a_server_whose_rank_was_killed_says_so_and_ends_with_1(mark):
         server.send_signal(signal.SIGTERM)
         assert server.wait(20) == 1
     nothing_is_left(mark)
-    assert set(os.listdir("/dev/shm")) == before
+    assert shared_memory() == before
 
 
 def is_rank(process):

@@ -321,6 +321,7 @@ def test_the_search_times_the_rule_and_every_kind_of_tiles(T, monkeypatch):
         assert (row["us"] is None) == (row["tiles"].down.block_n == 128)
 
 
+@pytest.mark.slow
 def test_a_fresh_process_reports_its_phases(bench, monkeypatch):
     monkeypatch.setattr("specdec.bench.cold.STARTS", 1)
     [row] = suites.starts(bench)

@@ -492,6 +492,7 @@ def test_a_chat_template_that_is_no_text_is_named(run, tmp_path):
     assert f"--chat-template {file}: no text in UTF-8" in err
 
 
+@pytest.mark.slow
 def test_verify_asks_questions_where_the_template_tells_roles_apart(run, tmp_path, monkeypatch):
     target = tmp_path / "target"
     shutil.copytree(demo_directory("target"), target)

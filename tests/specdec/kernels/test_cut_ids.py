@@ -21,8 +21,8 @@ from tests.specdec.fake_ranks import FakeRanks
 SMALL = [(96, 2), (96, 4), (96, 8), (1000, 4)]  # the last: of unequal parts
 CUTS = [*SMALL, (5000, 8)]
 LARGE = [(49_155, 8), (128_256, 4), (151_936, 8)]
-COLUMNS = {"kernel": [(96, 8), (1000, 4)], "twin": [*CUTS, *LARGE]}
-CASES = [(way, *cut) for way, cuts in COLUMNS.items() for cut in cuts]
+CASES = [("kernel", 96, 8), *(("twin", *cut) for cut in (*CUTS, *LARGE))]
+CASES.append(pytest.param("kernel", 1000, 4, marks=pytest.mark.slow))
 MODULES = (best_token, choose_token, block_sums, mask_rows, support_floor)
 
 

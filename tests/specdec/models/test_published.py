@@ -61,9 +61,8 @@ def test_logits_and_tokens_are_those_of_transformers(target, name):
 @pytest.mark.parametrize(
     "name",
     [
-        EACH[0],
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("granitemoe", "granite")),
-        *EACH[2:],
+        "granitemoe",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in (EACH[0], "granite", *SLOW)),
     ],
 )
 def test_drafts_chunks_and_neighbours_change_no_token(target, name):

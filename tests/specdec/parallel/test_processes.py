@@ -14,6 +14,7 @@ import pytest
 from specdec.parallel import processes as module
 from specdec.parallel.processes import NO_MULTICAST, Processes, RankError
 from specdec.parallel.shared import Place, Shared
+from tests.ranks import shared_memory
 
 STUB = "from tests.specdec.parallel.stub_rank import main; main()"
 
@@ -27,7 +28,7 @@ def _stub(monkeypatch):
 @pytest.fixture
 def begin():
     """begin(**more): two ranks beside rank 0; rank 2 is started with these."""
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     begun = []
 
     def start(**more):
@@ -41,7 +42,7 @@ def begin():
     for found in begun:
         found.close("the test is over")
         assert all(process.popen.returncode is not None for process in found._all)
-    assert set(os.listdir("/dev/shm")) == before
+    assert shared_memory() == before
 
 
 def wait_for(condition, seconds=10.0):

@@ -393,7 +393,7 @@ def test_requests_that_do_not_speculate_extend_no_cache(make, greedy, prompts):
 @pytest.mark.parametrize(
     "backend, count",
     [
-        ("eager", 4),
+        pytest.param("eager", 4, marks=pytest.mark.slow),
         pytest.param("eager", 300, marks=pytest.mark.slow),
         pytest.param("tape", 300, marks=pytest.mark.slow),
         pytest.param("cuda", 60, marks=pytest.mark.gpu),

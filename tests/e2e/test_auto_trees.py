@@ -390,7 +390,7 @@ def chains_seen(llm, kinds, prompts, params):
 @pytest.mark.parametrize(
     "draft, num_tokens",
     [
-        ("demo/eagle3", 24),
+        pytest.param("demo/eagle3", 24, marks=pytest.mark.slow),
         pytest.param("demo/eagle3", 60, marks=pytest.mark.slow),
         pytest.param("demo/eagle1", 60, marks=pytest.mark.slow),
     ],

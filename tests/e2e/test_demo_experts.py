@@ -50,6 +50,7 @@ def test_every_round_equals_the_naive_draft(naive, greedy, prompts, K):
         assert rounds(output.stats, 32) == expected.num_accepted
 
 
+@pytest.mark.slow
 def test_drafts_and_neighbours_change_no_token(greedy, prompts):
     sampled = SamplingParams(temperature=1.0, seed=5, max_tokens=16, ignore_eos=True)
     texts = []

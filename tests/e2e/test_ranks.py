@@ -222,7 +222,8 @@ def test_experts_are_those_of_one_rank(requests):
     assert rounds_of(outputs) == rounds_of(of_one)
 
 
-@pytest.mark.parametrize("draft", [chain_of(3), pytest.param(TREE, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", [chain_of(3), TREE])
 def test_graphs_of_both_ranks_repeat_their_transfers(draft, requests, expected, monkeypatch):
     """Rounds run as whole graphs and padded, steps with prompts in pieces."""
     monkeypatch.setattr(load, "graph_backend", lambda *_: TapeBackend())

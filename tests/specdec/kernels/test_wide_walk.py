@@ -138,7 +138,7 @@ def _shares_kernel(out_ptr, begin_ptr, sharers, fewer, counts, width):
         WalkPrograms(7, 6),
         WalkPrograms(14, 14),
         WalkPrograms(14, 12),
-        WalkPrograms(66, 60),
+        pytest.param(WalkPrograms(66, 60), marks=pytest.mark.slow),
     ],
 )
 def test_programs_know_their_first_split_without_the_table(exact_interpreter, sharers):

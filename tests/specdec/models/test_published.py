@@ -58,13 +58,8 @@ def test_logits_and_tokens_are_those_of_transformers(target, name):
         assert difference(model, loaded, prompt) <= LOGITS
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "granitemoe",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in (EACH[0], "granite", *SLOW)),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [EACH[0], "granitemoe", "granite", *SLOW])
 def test_drafts_chunks_and_neighbours_change_no_token(target, name):
     _, loaded = target(name)
     eagle = random_draft(eagle3_config(loaded, head_dim=loaded.config.heads.head_dim))

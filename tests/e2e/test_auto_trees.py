@@ -249,6 +249,7 @@ def test_what_both_kinds_of_rounds_wrote_is_a_prefix(make, greedy, prompts):
     assert hit.stats.num_accepted_tokens > 3
 
 
+@pytest.mark.slow
 def test_smaller_trees_leave_the_rows_of_prompts_alone(make, greedy, prompts):
     """Prompts of which a few rows are left, beside 5 trees of 4 rows that might have paths of 5."""
     text = [token for prompt in prompts for token in prompt]

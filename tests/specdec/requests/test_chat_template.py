@@ -325,6 +325,7 @@ def test_no_process_outlives_its_parent(tmp_path, end):
     assert wait_until_gone(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_does_not_outlive_its_parent(tmp_path):
     hang = BEGIN + f"process.render({NEVER_ENDING['a power']!r}, {{}})"
     parent = run_script(tmp_path, hang, cwd=tmp_path, stderr=subprocess.DEVNULL)

@@ -139,6 +139,7 @@ def nothing(*_):
     """Say that it is loaded."""
 
 
+@pytest.mark.slow
 def test_a_served_engine_ends_with_its_rank(mark):
     start = EngineStart(
         model="demo",

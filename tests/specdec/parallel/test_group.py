@@ -105,7 +105,8 @@ sys.exit(status)
 """
 
 
-@pytest.mark.parametrize("ends", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", [True, False])
 def test_a_forked_child_ends_like_any_other(ends):
     """It has none of the group's threads."""
     command = [sys.executable, "-c", FORKS.replace("END", str(ends))]

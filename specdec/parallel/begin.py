@@ -92,8 +92,6 @@ def leading(found: Found, config: EngineConfig) -> Iterator[Lead | None]:
     if size == 1:
         yield None
         return
-    if config.device == "cpu":  # ranks share its cores
-        torch.set_num_threads(max(torch.get_num_threads() // size, 1))
     shared = Shared.of(size)
     store = os.memfd_create("specdec-store")
     common = RankStart(
@@ -102,7 +100,7 @@ def leading(found: Found, config: EngineConfig) -> Iterator[Lead | None]:
         rank=0,
         size=size,
         parent=os.getpid(),
-        num_threads=torch.get_num_threads(),
+        num_threads=max(torch.get_num_threads() // size, 1),  # they share a host's cores
         compares=compares,
         found=found,
         config=replace(config, use_tqdm_on_load=False),

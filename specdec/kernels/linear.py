@@ -1,7 +1,7 @@
 """y = x W^T, with one order of the reduction over K for every number of rows.
 
 A row's result depends on the row and the weight only. K is cut into splits by the weight's shape,
-and their sums are added as a tree (sum_order.py); inside a split the tensor cores add 16 of K after
+and their sums are added in pairs (sum_order.py); inside a split the tensor cores add 16 of K after
 another to one float32 accumulator, whatever the tile. W is on the wide side of the tensor cores'
 product for every M, so that a row is always a column of the same instruction.
 
@@ -38,7 +38,7 @@ from specdec.kernels.tiles import (
 
 
 class Sums(NamedTuple):
-    """An unfinished product: the reader adds parts as a tree, then the bias, and rounds once.
+    """An unfinished product: the reader adds parts in pairs, then the bias, and rounds once.
 
     Of one part and without a bias nothing is left to add, and it is rounded already. Parts of
     experts have a weight in each row, and are added in order; they have no bias, and a part of

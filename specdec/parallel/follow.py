@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec.parallel.exchange import Exchange
-from specdec.parallel.group import Group
+from specdec.parallel.group import Group, Joined
 from specdec.parallel.lead import digest
 from specdec.parallel.messages import Kind, Plain, to_masks, to_round, to_rows, unpacked
 from specdec.parallel.ranks import Led
@@ -20,33 +19,18 @@ from specdec.parallel.ring import Reader
 from specdec.parallel.shared import NUM_DIGESTS, Place, Shared, Stage, fence
 from specdec.rounds.step_sizes import RowMasks
 from specdec.runner import Runner
-from weights.shard import Shard
 
 
-class Follow:
+class Follow(Joined):
     """Follows rank 0, as each of the others does. store, compares: see Lead"""
 
     def __init__(self, shared: Shared, rank: int, store: int, compares: bool = False) -> None:
-        self.rank = rank
-        self.size = shared.num_ranks
+        super().__init__(rank, shared.num_ranks, compares)
         self._shared = shared
         self._store = store
-        self._compares = compares
         self._ring = Reader(shared, rank)
-        self._group: Group | None = None
 
     # the start
-
-    @property
-    def shard(self) -> Shard:
-        """Say which part of the models this rank reads."""
-        return Shard(self.rank, self.size)
-
-    @property
-    def exchange(self) -> Exchange:
-        """Give what the models of joined ranks exchange parts by."""
-        assert self._group is not None, "ranks that have not joined"
-        return self._group.exchange(poisons=self._compares)
 
     def join(self, device: torch.device) -> None:
         """Connect with all ranks, once they have read the target's weights."""
@@ -58,11 +42,6 @@ class Follow:
         """Run rank 0's steps until it has decided."""
         assert isinstance(runner, Runner), runner
         return self._decided(*self._run(runner))
-
-    def least(self, value: int) -> int:
-        """Find the least of all ranks' values."""
-        assert self._group is not None, "ranks that have not joined"
-        return self._group.least(value)
 
     def after_first(self, work: Callable[[], object]) -> None:
         """Do something once rank 0 has."""

@@ -106,3 +106,29 @@ def _keep(found: "weakref.ref[Group]") -> None:
     group = found()
     if group is not None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group._group))
+
+
+class Joined:
+    """Has what every rank has from its group, once it has joined. compares: see Lead"""
+
+    def __init__(self, rank: int, size: int, compares: bool) -> None:
+        self.rank = rank
+        self.size = size
+        self._compares = compares
+        self._group: Group | None = None
+
+    @property
+    def shard(self) -> Shard:
+        """Say which part of the models this rank reads."""
+        return Shard(self.rank, self.size)
+
+    @property
+    def exchange(self) -> Exchange:
+        """Give what the models of joined ranks exchange parts by."""
+        assert self._group is not None, "ranks that have not joined"
+        return self._group.exchange(poisons=self._compares)
+
+    def least(self, value: int) -> int:
+        """Find the least of all ranks' values."""
+        assert self._group is not None, "ranks that have not joined"
+        return self._group.least(value)

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from specdec.parallel.exchange import Exchange
-from specdec.parallel.group import Group
+from specdec.parallel.group import Group, Joined
 from specdec.parallel.messages import Kind, of_masks, of_round, of_rows, packed
 from specdec.parallel.processes import Processes, RankError
 from specdec.parallel.ranks import Led
@@ -23,12 +22,11 @@ from specdec.parallel.shared import NUM_DIGESTS, Place, Stage, wait_until
 from specdec.rounds.results import PendingResult, StepResult
 from specdec.rounds.step_sizes import RowMasks, Step
 from specdec.rounds.upload import RowStart
-from weights.shard import Shard
 
 T = TypeVar("T")
 
 
-class Lead:
+class Lead(Joined):
     """Leads the other ranks of an engine through its start and its steps.
 
     store: the descriptor of the group's store
@@ -36,30 +34,15 @@ class Lead:
         debugging, since all of them wait for their devices in each step
     """
 
-    rank = 0
-
     def __init__(self, processes: Processes, store: int, compares: bool = False) -> None:
-        self.size = processes.shared.num_ranks
+        super().__init__(0, processes.shared.num_ranks, compares)
         self.processes = processes
         self._shared = processes.shared
         self._store = store
-        self._compares = compares
         self._ring = Writer(self._shared, processes.check)
-        self._group: Group | None = None
         self._num_built = -1  # runners, after the first one
 
     # the start
-
-    @property
-    def shard(self) -> Shard:
-        """Say which part of the models this rank reads."""
-        return Shard(self.rank, self.size)
-
-    @property
-    def exchange(self) -> Exchange:
-        """Give what the models of joined ranks exchange parts by."""
-        assert self._group is not None, "ranks that have not joined"
-        return self._group.exchange(poisons=self._compares)
 
     def join(self, device: torch.device) -> None:
         """Connect with all ranks, once they have read the target's weights."""
@@ -77,11 +60,6 @@ class Lead:
         runner.followers = None
         self._send(Kind.DECIDED, value)
         return value
-
-    def least(self, value: int) -> int:
-        """Find the least of all ranks' values."""
-        assert self._group is not None, "ranks that have not joined"
-        return self._group.least(value)
 
     def after_first(self, work: Callable[[], object]) -> None:
         """Do something; the others do it afterwards."""

@@ -28,6 +28,7 @@ from specdec.kernels.tile_shapes import (
 )
 
 MOST_WALKED = 2  # splits of a program for few rows: sums that wait take registers
+PUSHED_ROWS = 64  # of columns on several GPUs: for few rows, all parts keep multiprocessors busy
 
 Source = Literal["user", "shipped", "rule"]
 
@@ -99,6 +100,8 @@ def choose_tiles(
     """Choose the tiles of a product of `num_rows` rows (a `row_class`) with W [N, K]."""
     product = Product(kind, N, K, dtype_name(dtype))
     order = of_rows(choose_order(product, gpu, whole), num_rows)
+    if _has_columns(whole, K) and num_rows > PUSHED_ROWS:
+        order = Order(order.splits, 1)
     tables = (user_table(), shipped_table())
     entries = (table.get(gpu, {}).get(product, NONE) for table in tables)
     measured = (entry.rows[num_rows] for entry in entries if num_rows in entry.rows)
@@ -110,17 +113,22 @@ def choose_tiles(
 def choose_order(product: Product, gpu: str, whole: Whole | None = None) -> Order:
     """Choose the order of sums up to PARALLEL_ROWS rows, never by the user's table.
 
-    whole: as in tiles_for. Some of a weight's columns leave one part, which goes to other GPUs.
+    whole: as in tiles_for. Some of a weight's columns leave all parts, which are added on their way
+        to other GPUs; where rows are dealt out to these, there is one.
     """
     if product.kind != "split":
         return Order(1, 1)
     N, K = product.N, product.K
     splits = splits_of_part(N, K, whole)
-    if whole is not None and whole[1] != K:
-        return Order(splits, 1)
+    if _has_columns(whole, K):
+        return Order(splits, splits)
     entry = shipped_table().get(gpu, {}).get(product)
     parts = rule_parts(N, K) if entry is None else entry.parts
     return Order(splits, min(max(parts, splits // MOST_WALKED), splits))
+
+
+def _has_columns(whole: Whole | None, K: int) -> bool:
+    return whole is not None and whole[1] != K
 
 
 def of_rows(order: Order, num_rows: int) -> Order:

@@ -1,12 +1,16 @@
 """What the ranks of a model exchange: parts of sums, experts' results and rows of embeddings.
 
-A product whose columns are cut leaves one float32 part on each rank. The reader that adds a
-product's splits (kernels/norms.py) adds these too, in the order of ranks, so a rank has the sum of
-a whole weight: nothing is added on the way.
+A product whose columns are cut leaves float32 parts on each rank, which go to the others as one.
+The reader that adds a product's splits (kernels/norms.py) adds these too, in the order of ranks, so
+a rank has the sum of a whole weight.
 
 Few rows: every rank gathers all parts and reads all rows. Many: each rank is dealt its share of the
 rows, a block of neighbours, and reads these; then the normed rows are gathered, rounded as they
 are. The residual stream stays a share until somebody else reads it. Both ways give the same bits.
+
+GPUs write into each other's memory (kernels/push.py) what has room there: NCCL takes 4 us more for
+a row, and 7 for 64, and a graph with its kernels ten times as long to launch. It moves the rest,
+and gloo all that is on a CPU.
 
 Letters: T rows, D hidden, n ranks, R rows of this rank's share, k experts a row.
 """
@@ -17,14 +21,13 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import only_compiles
-from specdec.kernels.cut_table import BITS, own_rows, rows_of_all
+from specdec.kernels.cut_table import own_rows, rows_of_all
 from specdec.kernels.linear import Sums
 from specdec.kernels.norms import add, add_rms_norm
+from specdec.kernels.push import Boxes, can_push, push_all, push_rows
 from specdec.kernels.tiles import empty_rows
 from specdec.parallel.transfers import deal, gather
 from weights.shard import Shard
-
-MIXING = 0x9E3779B97F4A7C15 - (1 << 64), 0xC2B2AE3D27D4EB4F - (1 << 64)  # odd
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +35,19 @@ class Exchange:
     """One rank's end. Results are new tensors, so graphs that capture them keep their places.
 
     group:  the name of the ranks' process group, as torch.distributed knows it
-    border: the most rows that are gathered whole; at least (n - 1)^2, so that more rows give each
-            rank some
+    border: how many numbers of float32 a rank sends in the time that one more transfer takes
+    boxes:  where ranks write; None: on a CPU
     poisons: fills what is received with NaN before, for debugging
     """
 
     shard: Shard
     group: str
     border: int
+    boxes: Boxes | None = None
     poisons: bool = False
 
     def __post_init__(self) -> None:
-        least = (self.shard.size - 1) ** 2
         assert self.shard.size > 1, "one rank has nobody to exchange with"
-        assert self.border >= least, f"{self.border} rows gathered at most, give at least {least}"
 
     def add_rms_norm(
         self, x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: float, tap_TD: Tensor | None
@@ -64,8 +66,8 @@ class Exchange:
 
     def add(self, x: Sums, residual_TD: Tensor, out_TD: Tensor) -> None:
         """Finish a product of all ranks and do what norms.add does. residual: as above."""
-        T = x.parts_STN.shape[1]
-        if self._are_few(T):
+        _, T, D = x.parts_STN.shape
+        if self.are_few(T, D):
             add(self._gathered(x), residual_TD, out_TD)
             return
         rows = self.share(T)
@@ -76,8 +78,8 @@ class Exchange:
     def embed(self, ids_T: Tensor, table_VD: Tensor, first: int) -> Tensor:
         """Look up rows [T, D] of a table whose rows are cut. first: id of this rank's first row."""
         own_TD = own_rows(ids_T, table_VD, first)
-        T = len(own_TD)
-        if self._are_few(T):
+        T, D = own_TD.shape
+        if self.are_few(T, D):
             return rows_of_all(self.gather(own_TD))
         share_RD = rows_of_all(self._deal(own_TD[None], self.share(T))[0])
         return self._all_rows(share_RD, T)
@@ -85,7 +87,7 @@ class Exchange:
     def gather(self, own: Tensor) -> Tensor:
         """Return `own` of every rank, [n, ...], by rank; all have one shape and dtype."""
         out = own.new_empty(self.shard.size, *own.shape)
-        self._gather(own.contiguous(), out)
+        self._gather(own.contiguous()[None], out)
         return out
 
     def share(self, num_rows: int, rank: int | None = None) -> range:
@@ -94,10 +96,14 @@ class Exchange:
         first = (self.shard.rank if rank is None else rank) * each
         return range(first, min(first + each, num_rows))
 
-    def is_same(self, tensor: Tensor) -> Tensor:
-        """Whether every rank has the same bits in `tensor`: a bool on the device, for debugging."""
-        sums_N = self.gather(checksum(tensor))
-        return (sums_N == sums_N[0]).all()
+    def are_few(self, num_rows: int, width: int) -> bool:
+        """Whether rows are gathered whole: dealing saves less than its second transfer takes.
+
+        A rank sends (n - 1) T D numbers, or (n - 1) / n of them and then of as many of 16 bits.
+        """
+        n = self.shard.size
+        saved = num_rows * width * (n - 1) * (2 * n - 3) / (2 * n)
+        return saved <= self.border or num_rows <= (n - 1) ** 2  # of more each rank has some
 
     def _read(
         self,
@@ -109,8 +115,8 @@ class Exchange:
         *,
         is_whole: bool,
     ) -> tuple[Tensor, Tensor]:
-        T = x.parts_STN.shape[1]
-        if self._are_few(T):
+        _, T, D = x.parts_STN.shape
+        if self.are_few(T, D):
             assert len(residual_TD) == T, f"a share of {len(residual_TD)} of {T} rows"
             return add_rms_norm(self._gathered(x), residual_TD, weight_D, eps, tap_TD)
         rows = self.share(T)
@@ -124,17 +130,19 @@ class Exchange:
             tap_TD.copy_(stream_TD)
         return normed_TD, stream_TD
 
-    def _are_few(self, num_rows: int) -> bool:
-        return num_rows <= self.border
-
     def _gathered(self, x: Sums) -> Sums:
         """Collect the parts of all ranks; those of experts rank by rank, as places_TS has them."""
         _check(x)
-        return x._replace(parts_STN=self.gather(x.parts_STN).flatten(0, 1))
+        if x.weights_TS is not None:
+            return x._replace(parts_STN=self.gather(x.parts_STN).flatten(0, 1))
+        out_nTD = x.parts_STN.new_empty(self.shard.size, *x.parts_STN.shape[1:])
+        self._gather(x.parts_STN, out_nTD)
+        return x._replace(parts_STN=out_nTD)
 
     def _dealt(self, x: Sums, rows: range) -> Sums:
         """Collect the parts of this rank's rows; those of experts slot by slot."""
         _check(x)
+        assert len(x.parts_STN) == 1 or x.weights_TS is not None, "parts of many rows are added"
         parts_STN = self._deal(x.parts_STN, rows).flatten(0, 1)
         if x.weights_TS is None or x.places_TS is None:
             return x._replace(parts_STN=parts_STN)
@@ -151,8 +159,10 @@ class Exchange:
         out = own_STD.new_empty(S, self.shard.size, len(rows), D)
         lengths = [len(self.share(T, rank)) for rank in range(self.shard.size)]
         self._poison(out)
-        if not only_compiles():
-            for own_TD, out_NRD in zip(own_STD, out, strict=True):
+        for own_TD, out_NRD in zip(own_STD, out, strict=True):
+            if self.boxes is not None and can_push(lengths[0] * own_TD[0].nbytes):
+                push_rows(own_TD, out_NRD, self.boxes, lengths[0])
+            elif not only_compiles():  # then other ranks may be doing something else
                 deal(own_TD, out_NRD, lengths, self.group)
         return out
 
@@ -163,25 +173,21 @@ class Exchange:
         if each > R:
             share_RD = torch.cat([share_RD, share_RD.new_zeros(each - R, D)])
         out_TD = empty_rows(share_RD, each * self.shard.size, D)
-        self._gather(share_RD, out_TD)
+        self._gather(share_RD[None], out_TD.view(self.shard.size, each, D))
         return out_TD[:num_rows]
 
-    def _gather(self, own: Tensor, out: Tensor) -> None:
-        self._poison(out)
-        if not only_compiles():  # then other ranks may be doing something else
-            gather(own, out, self.group)
+    def _gather(self, own_PX: Tensor, out_nX: Tensor) -> None:
+        """Collect the sum of each rank's parts, as push_all does."""
+        self._poison(out_nX)
+        if self.boxes is not None and can_push(out_nX[0].nbytes):
+            push_all(own_PX, out_nX, self.boxes)
+        elif not only_compiles():  # then other ranks may be doing something else
+            assert len(own_PX) == 1, f"{len(own_PX)} parts, which only GPUs add"
+            gather(own_PX[0], out_nX, self.group)
 
     def _poison(self, out: Tensor) -> None:
         if self.poisons:
             out.view(-1).view(torch.uint8).fill_(0xFF)
-
-
-def checksum(tensor: Tensor) -> Tensor:
-    """Hash a tensor's bits to int64 [1] on its device: a sum over hashes of value and place."""
-    bits = tensor.contiguous().view(BITS[tensor.element_size()]).flatten().long()
-    place = torch.arange(len(bits), device=bits.device)
-    mixed = (bits ^ (place * MIXING[0])) * MIXING[1]
-    return ((mixed ^ (mixed >> 29)) * MIXING[0]).sum()[None]
 
 
 def _rows_of(tensor_TX: Tensor, rows: range, num_rows: int | None = None) -> Tensor:
@@ -193,6 +199,6 @@ def _rows_of(tensor_TX: Tensor, rows: range, num_rows: int | None = None) -> Ten
 
 
 def _check(x: Sums) -> None:
-    """A rank leaves one float32 part of a product, or results of experts that have places."""
-    is_part = len(x.parts_STN) == 1 and x.parts_STN.dtype == torch.float32
-    assert is_part if x.weights_TS is None else x.places_TS is not None, x.parts_STN.shape
+    """A rank leaves float32 parts of a product, or results of experts that have places."""
+    are_parts = x.parts_STN.dtype == torch.float32
+    assert are_parts if x.weights_TS is None else x.places_TS is not None, x.parts_STN.shape

@@ -14,8 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
-from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
+from torch._C._distributed_c10d import (
+    _register_process_group,
+    _SymmetricMemory,
+    _unregister_process_group,
+)
 
+from specdec.kernels.push import BLOCK, NUMBERS, Boxes
 from specdec.parallel.exchange import Exchange
 from specdec.parallel.processes import NO_MULTICAST
 from weights.shard import Shard
@@ -23,10 +28,9 @@ from weights.shard import Shard
 # the start of one rank may wait for that of another; who fails is found by watching processes
 PATIENCE = timedelta(minutes=30)
 CLOSING_SECONDS = 5.0
-# Rows up to which parts are gathered whole. A gather moves n float32 rows to each rank and takes
-# one transfer; dealing moves 1 + 1/2 of them at most and takes two, of some microseconds each. On
-# NVLink both are even at some dozens of rows of 4,096 numbers; results are the same bits.
-BORDER = 64
+# numbers of float32 that a rank sends in the time of one more transfer and its reader, some 7 us
+# over NVLink; on a CPU few, so that small models are exchanged both ways
+BORDER, BORDER_ON_CPU = 1 << 18, 1 << 12
 
 
 class Group:
@@ -65,15 +69,33 @@ class Group:
         self._named._set_default_backend(kind)
         self._named._set_group_name(self.name)  # type: ignore[arg-type]
         _register_process_group(self.name, self._named)  # type: ignore[arg-type]
+        self._boxes = self._new_boxes(store) if device.type == "cuda" else None
 
     def exchange(self, poisons: bool) -> Exchange:
         """Make what models exchange parts by. poisons: see Exchange"""
-        least = (self.size - 1) ** 2
-        return Exchange(Shard(self.rank, self.size), self.name, max(BORDER, least), poisons)
+        border = BORDER_ON_CPU if self._boxes is None else BORDER
+        return Exchange(Shard(self.rank, self.size), self.name, border, self._boxes, poisons)
 
     def gather(self, own: Tensor, out: Tensor) -> None:
         """Copy `own` of every rank, [...], to `out` of each, [n, ...], by rank; both contiguous."""
         self._group._allgather_base(out.view(-1), own.view(-1)).wait()
+
+    def _new_boxes(self, store: distributed.Store) -> Boxes:
+        """Map the memory that ranks write into, of each rank into the others' address space."""
+        _SymmetricMemory.set_group_info(self.name, self.rank, self.size, store)
+        size = 2 * self.size * NUMBERS
+        args = (size,), (1,), torch.int64, self._device, self.name
+        self._memory = _SymmetricMemory.empty_strided_p2p(*args).zero_()
+        self._mapped = _SymmetricMemory.rendezvous(self._memory, self.name)
+        boxes = Boxes(
+            addresses_n=torch.tensor([*self._mapped.buffer_ptrs], device=self._device),
+            epochs=torch.ones(NUMBERS // BLOCK, dtype=torch.int32, device=self._device),
+            stopped=torch.zeros(1, dtype=torch.int32, pin_memory=True),
+            rank=self.rank,
+        )
+        torch.cuda.synchronize(self._device)
+        self.least(0)  # all ranks' boxes are empty
+        return boxes
 
     def least(self, value: int) -> int:
         """Find the least of all ranks' values."""
@@ -86,6 +108,8 @@ class Group:
         if self._device.type != "cuda":
             self._group.abort()
             return
+        if self._boxes is not None:
+            self._boxes.stopped.fill_(1)
         self._aborting()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Products of weights that several GPUs share: rows or columns of one, with the bits of all.
 
 Column-parallel: a rank has some rows of W, and its columns of the result. Row-parallel: it has
-neighbouring columns, and leaves one part, which readers add to the others'.
+neighbouring columns, and leaves parts, which are added to one and by readers to the others'.
 """
 
 import pytest
@@ -16,7 +16,7 @@ from specdec.kernels.linear import (
     split_linear,
     split_linear_ref,
 )
-from specdec.kernels.sum_order import splits_of
+from specdec.kernels.sum_order import add_parts, splits_of
 from specdec.models.layers import Linear
 from tests.specdec.kernels.by_kernel import by_kernel
 
@@ -35,7 +35,7 @@ def gathered(multiply, x, w, n):
         multiply(x_rank, w_rank, torch.float32, 0, whole=whole)
         for x_rank, w_rank in zip(columns(x, n), columns(w, n), strict=True)
     ]
-    assert {len(part) for part in parts} == {1}
+    parts = [add_parts(part)[None] for part in parts]  # as the exchange does
     return Sums(torch.cat(parts), None).finish(torch.float32)
 
 
@@ -78,11 +78,13 @@ def test_a_part_is_neither_rounded_nor_biased():
 
 
 @pytest.mark.parametrize("rows", [1, 17, 600])
-def test_the_kernel_leaves_one_part_of_a_rank(exact_interpreter, rows):
+def test_the_kernel_leaves_parts_of_few_rows_of_a_rank(exact_interpreter, rows):
     x, w = torch.randn(rows, 4096), torch.randn(64, 4096)
     call = by_kernel(split_linear)
     assert len(call(x, w).parts_STN) == (1 if rows > 512 else 4)
-    assert len(call(x[:, :2048], w[:, :2048].contiguous(), whole=(64, 4096)).parts_STN) == 1
+    for n, expected in ((2, 1 if rows > 64 else 2), (4, 1)):
+        part = call(x[:, : 4096 // n], w[:, : 4096 // n].contiguous(), whole=(64, 4096))
+        assert len(part.parts_STN) == expected
 
 
 def shards(w, n, halves):

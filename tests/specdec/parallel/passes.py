@@ -20,13 +20,12 @@ from specdec.models.attention import AttentionMetadata
 from specdec.models.build import allocate_kv_cache, build_draft, build_target
 from specdec.models.decoder import DecoderModel
 from specdec.models.eagle import EagleModel
-from specdec.parallel.exchange import Exchange
 from specdec.sizes import BLOCK_SIZE
+from tests.specdec.parallel.reads import exchange_of
 from weights import EagleConfig, LoadedEagle, LoadedTarget, Shard, load_eagle, load_target
 from weights.shard import WHOLE
 
 CPU = torch.device("cpu")
-BORDER = 16
 LONGEST = 64
 PASSES = (37, 3, 1)  # rows of each: a prompt, a round, a plain step
 PADDING = 2  # rows after them
@@ -56,11 +55,12 @@ class Pair:
 
 def passes_of(shard: Shard, group: str, pair: Pair, on_tape: bool = False) -> dict[str, Tensor]:
     """Run all passes; logits have the columns of this rank's ids. Shard(0, 1): in one process."""
-    exchange = None if shard == WHOLE else Exchange(shard, group, BORDER)
     target, eagle = pair.load(shard)
+    width = target.config.hidden_size
+    exchange = None if shard == WHOLE else exchange_of(shard, group, width)
     boundaries = (0, 2, target.config.num_layers) if eagle is None else eagle.config.aux_boundaries
     model = build_target(target, boundaries, LONGEST, CPU, exchange)
-    run = _Passes(model, target.local, len(boundaries) * target.config.hidden_size, on_tape)
+    run = _Passes(model, target.local, len(boundaries) * width, on_tape)
     found: dict[str, Tensor] = {}
     features = []
     for i, (first, length) in enumerate(_ranges()):

@@ -7,12 +7,21 @@ from torch import Tensor
 
 from specdec.kernels.linear import Sums
 from specdec.kernels.norms import add, add_rms_norm
-from specdec.parallel.exchange import Exchange, checksum
+from specdec.parallel.exchange import Exchange
 from specdec.parallel.transfers import deal, gather
 from weights.shard import Shard
 
-BORDER = 16
+BORDER = 16  # rows
 D, EPS, SLOTS = 24, 1e-5, 3
+
+
+def exchange_of(shard: Shard, group: str, width: int = D) -> Exchange:
+    """Make a rank's end, where BORDER rows are the most that are gathered whole."""
+    n = shard.size
+    exchange = Exchange(shard, group, BORDER * width * (n - 1) * (2 * n - 3) // (2 * n))
+    assert exchange.are_few(BORDER, width)
+    assert not exchange.are_few(BORDER + 1, width)
+    return exchange
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,7 @@ def read_alone(case: Case, size: int) -> list[Tensor]:
 
 def read_together(shard: Shard, group: str, case: Case) -> list[Tensor]:
     """Read them as a rank: the first layer may leave a share of the stream."""
-    exchange = Exchange(shard, group, BORDER)
+    exchange = exchange_of(shard, group)
     stream_TD = numbers(case, "stream", case.num_rows, D).to(case.dtype)
     weight_D = numbers(case, "weight", D).to(case.dtype)
     places_TS = places_of(case, shard.size) if case.num_experts else None
@@ -124,20 +133,11 @@ def move(shard: Shard, group: str) -> tuple[Tensor, Tensor]:
 
 def gather_all(shard: Shard, group: str, tensor: Tensor) -> Tensor:
     """Gather a tensor that is no block of memory, of which each rank has other rows."""
-    exchange = Exchange(shard, group, BORDER)
+    exchange = exchange_of(shard, group)
     return exchange.gather(tensor.roll(shard.rank, 0).t())
 
 
 def look_up(shard: Shard, group: str, table_VD: Tensor, ids_T: Tensor) -> Tensor:
     mine = shard.ids_of(len(table_VD))
-    exchange = Exchange(shard, group, BORDER)
+    exchange = exchange_of(shard, group, table_VD.shape[1])
     return exchange.embed(ids_T, table_VD[mine.start : mine.stop].clone(), mine.start)
-
-
-def compare(shard: Shard, group: str, differing: int | None) -> tuple[bool, Tensor]:
-    """Compare a tensor of which one rank has two elements swapped."""
-    exchange = Exchange(shard, group, BORDER)
-    tensor = torch.arange(12.0, dtype=torch.float16).view(3, 4)
-    if shard.rank == differing:
-        tensor[1, 1:3] = tensor[1, 1:3].flip(0)
-    return bool(exchange.is_same(tensor)), checksum(tensor)

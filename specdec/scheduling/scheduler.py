@@ -238,10 +238,11 @@ class Scheduler:
         sizes, live = self.sizes, self._live
         num_requests = len(verifying) or min(len(prompting), sizes.max_num_seqs)
         is_wide = len(verifying) + len(prompting) <= sizes.max_tree_requests
-        num_prompt_rows, num_sampled = 0, None
+        num_prompt_rows = 0
         if verifying:
             num_prompt_rows = self.prompts.fitting(len(verifying), verifying, prompting)
-            num_sampled = sum(each.params.temperature > 0 for each in drafting)
+        else:  # as the rounds before it, so that what was planned for these serves
+            drafting = [each for each in prompting if each.num_speculative_tokens > 0]
         return NextRound(
             num_requests=num_requests,
             num_drafting=len(drafting) or num_requests,
@@ -249,7 +250,7 @@ class Scheduler:
             num_keys=sum(each.num_tokens for each in verifying),
             num_prompt_rows=num_prompt_rows,
             tree=sizes.shape_of(num_requests, is_wide=True) if is_wide else None,
-            num_sampled=num_sampled,
+            num_sampled=sum(each.params.temperature > 0 for each in drafting),
         )
 
     def _add_parts(self, work: Work, prompting: list[Request]) -> None:

@@ -298,7 +298,7 @@ def test_a_planner_is_told_of_prompts_that_ride_and_of_the_kinds_of_requests():
     step(made)
     step(made)
     first, second, third = made.planner.told
-    assert (first.num_requests, first.kind, first.num_prompt_rows) == (1, None, 0)
+    assert (first.num_requests, first.kind, first.num_prompt_rows) == (1, 0, 0)
     assert (second.num_requests, second.kind, second.num_prompt_rows) == (1, 0, 44)
     assert (third.num_requests, third.num_drafting, third.kind) == (3, 2, None)
 

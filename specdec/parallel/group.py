@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import (
+    Store,
     _register_process_group,
     _SymmetricMemory,
     _unregister_process_group,
@@ -80,7 +81,7 @@ class Group:
         """Copy `own` of every rank, [...], to `out` of each, [n, ...], by rank; both contiguous."""
         self._group._allgather_base(out.view(-1), own.view(-1)).wait()
 
-    def _new_boxes(self, store: distributed.Store) -> Boxes:
+    def _new_boxes(self, store: Store) -> Boxes:
         """Map the memory that ranks write into, of each rank into the others' address space."""
         _SymmetricMemory.set_group_info(self.name, self.rank, self.size, store)
         size = 2 * self.size * NUMBERS

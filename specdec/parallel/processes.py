@@ -32,6 +32,7 @@ LOOK_SECONDS = 0.1
 LONGEST_LOOK_SECONDS = 1.0  # more between two looks is a pause, which ranks may have had too
 LOADING_SECONDS = 120.0  # without a sign of life, while a rank imports and loads
 SILENT_SECONDS = 10.0  # the same, once it serves
+STUCK_SECONDS = 300.0  # that a rank may take for a step, which may build a runner
 CLOSING_SECONDS = 10.0  # for steps that were launched, and to free what a rank has
 READING_SECONDS = 1.0  # for the last words of a rank that has ended
 SETTLING_SECONDS = 1.5  # after an error, for the watch to see whether a rank has ended, and read
@@ -166,8 +167,7 @@ class _Watch:
         self._processes = processes
         self._shared = shared
         self._owner = owner
-        self._beats = [0] * (len(processes) + 1)
-        self._silent = [0.0] * (len(processes) + 1)  # seconds
+        self._seen: dict[tuple[int, Place], tuple[int, float]] = {}  # number, and seconds since
 
     def run(self, is_over: threading.Event) -> None:
         looked_at = time.monotonic()
@@ -185,16 +185,27 @@ class _Watch:
         status = process.popen.poll()
         if status is not None:
             return f"rank {rank} {process.words_of(status)}{process.last_lines()}"
-        beats = self._shared.get(rank, Place.BEATS)
-        is_new = beats != self._beats[rank]
-        self._beats[rank] = beats
-        self._silent[rank] = 0.0 if is_new else self._silent[rank] + passed
         is_serving = self._shared.get(rank, Place.STAGE) >= Stage.SERVING
         limit = SILENT_SECONDS if is_serving else LOADING_SECONDS
-        if self._silent[rank] <= limit:
+        done = self._shared.get(rank, Place.MESSAGES)
+        is_at_work = is_serving and done < self._shared.get(0, Place.MESSAGES)
+        beats = self._shared.get(rank, Place.BEATS)
+        problem = ""
+        if self._seconds_of(rank, Place.BEATS, beats, passed) > limit:
+            problem = f"has given no sign of life for {limit:g} s"
+        stuck = self._seconds_of(rank, Place.MESSAGES, done if is_at_work else -1, passed)
+        if is_at_work and stuck > STUCK_SECONDS:
+            problem = f"has been at one step for {STUCK_SECONDS:g} s"
+        if not problem:
             return None
         process.popen.kill()  # its output ends
-        return f"rank {rank} has given no sign of life for {limit:g} s{process.last_lines()}"
+        return f"rank {rank} {problem}{process.last_lines()}"
+
+    def _seconds_of(self, rank: int, place: Place, number: int, passed: float) -> float:
+        """Count the seconds for which a number has been the same. passed: since the last look"""
+        before, seconds = self._seen.get((rank, place), (number, 0.0))
+        self._seen[rank, place] = number, seconds + passed if number == before else 0.0
+        return self._seen[rank, place][1]
 
 
 def _end(processes: list[Process], is_over: threading.Event, owner: int) -> None:

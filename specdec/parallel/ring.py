@@ -39,6 +39,7 @@ class Writer:
             self._written += size
             fence()
             self._shared.set(0, Place.WRITTEN, self._written)
+        self._shared.set(0, Place.MESSAGES, self._number)
 
     def _room(self) -> int:
         readers = range(1, self._shared.num_ranks)
@@ -54,7 +55,11 @@ class Reader:
         self._number = 0
 
     def receive(self) -> bytes:
-        """Wait for the next message. RuntimeError if it is not the one after the last."""
+        """Wait for the next message, when all was done that the last one says.
+
+        RuntimeError if it is not the one after the last.
+        """
+        self._shared.set(self._rank, Place.MESSAGES, self._number)
         number, size = HEADER.unpack(self._take(HEADER.size))
         if number != self._number:
             raise RuntimeError(f"message {self._number} of rank 0 is lost: {number} came instead")

@@ -29,6 +29,7 @@ class Place(IntEnum):
     BEATS = 2  # grows while the process runs
     STAGE = 3  # how far its start is
     DIGESTS = 4  # how many steps it has digested
+    MESSAGES = 5  # how many rank 0 has sent, or the rank has done what they say
     FIRST_DIGEST = 16
 
 

@@ -98,6 +98,20 @@ def test_a_rank_that_never_begins_ends_all(begin, monkeypatch):
     assert "rank 2 has given no sign of life" in failure_of(begin(is_silent=True))
 
 
+def test_a_rank_that_never_ends_a_step_ends_all(begin, monkeypatch):
+    monkeypatch.setattr(module, "STUCK_SECONDS", 0.5)
+    ranks = begin()
+    wait_for(lambda: are_ready(ranks))
+    for rank in range(3):
+        ranks.shared.set(rank, Place.MESSAGES, 7)
+    time.sleep(1.0)  # with nothing to do
+    ranks.shared.set(0, Place.MESSAGES, 8)
+    time.sleep(2 * module.LOOK_SECONDS)
+    ranks.check()
+    ranks.shared.set(1, Place.MESSAGES, 8)
+    assert failure_of(ranks).startswith("rank 2 has been at one step for 0.5 s\n")
+
+
 def test_ranks_that_were_stopped_with_rank_0_go_on(begin, monkeypatch):
     """As by a container's pause: rank 0 may go on a moment earlier."""
     slept = [0.0]

@@ -1,13 +1,19 @@
-"""Transfers by writing: each rank stores into the memory of the others, and waits for their words.
+"""Transfers by writing: each rank stores into the memory of the others, and waits for what they do.
 
-A number travels in a word of 64 bits with the count of the exchange beside it, its epoch: whoever
-reads a word of this epoch has the number, so nothing else has to say that it arrived. NCCL's
-protocol LL is built so. Words are read and written as a whole, two at a time. Nothing is added on
-the way but the parts that a rank's own product has left, in the order of sum_order.py.
+A program sends a block of numbers of 32 bits to each rank. There are two ways to say that they have
+arrived, both of them known from NCCL's protocols:
 
-A program has an epoch and places in the boxes of its own. There are two boxes in turn: a rank that
-writes into one has read all words of the exchange before, so the others had read those of the one
-before that, and they may be written over. Epochs are counted on the device, so graphs repeat them.
+    few     (LL)      each number is half a word of 64 bits, and the epoch of the exchange the other
+                      half: whoever reads a word of this epoch has the number; twice the bytes
+    many    (Simple)  numbers alone, and after them the epoch in a flag of the block: one more way
+                      over the link, after all that was written has arrived
+
+Nothing is added on the way but the parts that a rank's own product has left, in the order of
+sum_order.py.
+
+A program has places of its own in the boxes, and counts its epochs on the device, so graphs repeat
+them. It has two boxes in turn: a rank that writes into one has read what came in the exchange
+before, so the others had ended the one before that, and what lies there may be written over.
 """
 
 from dataclasses import dataclass
@@ -19,17 +25,19 @@ from specdec.kernels import jit, launch_options, tl
 from specdec.kernels.overlap import begin
 from specdec.kernels.sum_order import added
 
-BLOCK = 1024  # numbers of 32 bits that a program sends to each rank
-NUMBERS = 1 << 20  # that one rank can send to another
-TRIES = 4096  # reads of a word between looks at whether the exchange was stopped
+FEW = 1 << 17  # numbers for one rank that go with epochs beside them
+MANY = 1 << 21  # that have room in a box
+BLOCK_OF_FEW, BLOCK_OF_MANY = 1024, 4096
+NUM_PROGRAMS = MANY // BLOCK_OF_MANY
+TRIES = 4096  # looks at what has not arrived between two at whether the exchange was stopped
 
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
     """The memory into which ranks write, as this rank knows it.
 
-    addresses_n: int64, where each rank's boxes [2, n, NUMBERS] int64 are, for this device
-    epochs:      int32 [NUMBERS / BLOCK]; they begin with 1, the words of the boxes with 0
+    addresses_n: int64, where each rank's memory of words_of(n) words of 64 bits is, for this device
+    epochs:      int32 [2, NUM_PROGRAMS], of few and of many; they begin with 1, the words with 0
     stopped:     int32 [1] in memory of the host that the device reads; 0, or wait no more
     """
 
@@ -39,9 +47,14 @@ class Boxes:
     rank: int
 
 
+def words_of(num_ranks: int) -> int:
+    """Count the words of a rank's memory: boxes of few, of many, and flags of these."""
+    return num_ranks * (2 * FEW + MANY + NUM_PROGRAMS)
+
+
 def can_push(num_bytes: int) -> bool:
     """Whether so much for each rank has room and is some words of 64 bits."""
-    return num_bytes % 8 == 0 and 0 < num_bytes <= 4 * NUMBERS
+    return num_bytes % 8 == 0 and 0 < num_bytes <= 4 * MANY
 
 
 def push_all(own_PX: Tensor, out_nX: Tensor, boxes: Boxes) -> None:
@@ -70,11 +83,18 @@ def _launch(
     own: Tensor, out: Tensor, boxes: Boxes, each: int, total: int, **constants: int
 ) -> None:
     """each: bytes for a rank; total: of all that is dealt."""
-    at = boxes.addresses_n, boxes.epochs, boxes.stopped, boxes.rank
-    sizes = {"RANKS": len(out), "BLOCK": BLOCK, "MOST": NUMBERS, "TRIES": TRIES, "num_warps": 4}
-    grid = (-(-each // (4 * BLOCK)),)
-    options = {**constants, **sizes, **launch_options(out)}
-    _push_kernel[grid](_bits(out), own, *at, each // 8, total // 8, **options)
+    are_few = each <= 4 * FEW
+    block = BLOCK_OF_FEW if are_few else BLOCK_OF_MANY
+    sizes = {"FEW": FEW, "MANY": MANY, "NUM_PROGRAMS": NUM_PROGRAMS, "TRIES": TRIES}
+    constants |= {"ARE_FEW": are_few, "RANKS": len(out), "BLOCK": block, **sizes}
+    at = boxes.addresses_n, boxes.epochs[int(not are_few)], boxes.stopped, boxes.rank
+    _push_kernel[(-(-each // (4 * block)),)](
+        _bits(out),
+        *(own, *at, each // 8, total // 8),
+        num_warps=4 if are_few else 8,
+        **constants,
+        **launch_options(out),
+    )
 
 
 @jit(varying=("rank", "pairs", "all_pairs"))
@@ -82,16 +102,19 @@ def _push_kernel(
     out_ptr,  # [RANKS, W]; of dealt rows as many as this rank has
     own_ptr,  # [1, W], or [PARTS, W] float32; dealt: as many words as all_pairs says
     addresses_ptr,  # [RANKS]
-    epochs_ptr,  # [programs]
+    epochs_ptr,  # [NUM_PROGRAMS]
     stopped_ptr,  # [1]
     rank,
     pairs,  # W / 2
     all_pairs,
     PARTS: tl.constexpr,
     IS_DEALT: tl.constexpr,
+    ARE_FEW: tl.constexpr,
     RANKS: tl.constexpr,
     BLOCK: tl.constexpr,
-    MOST: tl.constexpr,
+    FEW: tl.constexpr,
+    MANY: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
     TRIES: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -114,35 +137,68 @@ def _push_kernel(
         if IS_DEALT:
             is_sent = at < tl.minimum(pairs, all_pairs - to * pairs) * 2
             sent = tl.load(own_ptr + to * W + at, mask=is_sent, other=0)
-        word = (epoch.to(tl.int64) << 32) | (sent.to(tl.int64) & 0xFFFFFFFF)
-        place = _box(addresses_ptr, to) + (turn + rank) * MOST + at
-        tl.store(place, word, mask=is_sent, cache_modifier=".wt")
+        few, many, flag = _places(addresses_ptr, to, turn, rank, p, RANKS, FEW, MANY, NUM_PROGRAMS)
+        if ARE_FEW:
+            word = (epoch.to(tl.int64) << 32) | (sent.to(tl.int64) & 0xFFFFFFFF)
+            tl.store(few + at, word, mask=is_sent, cache_modifier=".wt")
+        else:
+            tl.store(many + at, sent, mask=is_sent)
+            tl.debug_barrier()
+            tl.atomic_xchg(flag, epoch, sem="release", scope="sys")
     tl.store(out_ptr + rank * mine + at, own, mask=inside)
     for i in tl.static_range(1, RANKS):
-        other = (rank + i) % RANKS
-        place = _box(addresses_ptr, rank) + (turn + other) * MOST + at
-        found = tl.load(place, mask=inside, other=0, volatile=True)
-        is_late = _is_late(found, epoch, inside)
+        by = (rank + i) % RANKS
+        few, many, flag = _places(addresses_ptr, rank, turn, by, p, RANKS, FEW, MANY, NUM_PROGRAMS)
         tries = 0
-        while is_late:
-            found = tl.load(place, mask=inside, other=0, volatile=True)
-            is_late = _is_late(found, epoch, inside)
-            tries += 1
-            if tries % TRIES == 0:
-                is_late = is_late & (tl.load(stopped_ptr, volatile=True) == 0)
-        tl.store(out_ptr + other * mine + at, found.to(tl.int32), mask=inside)
+        if ARE_FEW:
+            word = tl.load(few + at, mask=inside, other=0, volatile=True)
+            is_late = _is_late(word, epoch, inside)
+            while is_late:
+                word = tl.load(few + at, mask=inside, other=0, volatile=True)
+                is_late = _is_late(word, epoch, inside)
+                tries += 1
+                if tries % TRIES == 0:
+                    is_late = is_late & (tl.load(stopped_ptr, volatile=True) == 0)
+            found = word.to(tl.int32)
+        else:
+            # the other rank may be in the next exchange already
+            is_late = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - epoch < 0
+            while is_late:
+                is_late = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - epoch < 0
+                tries += 1
+                if tries % TRIES == 0:
+                    is_late = is_late & (tl.load(stopped_ptr, volatile=True) == 0)
+            found = tl.load(many + at, mask=inside, other=0, cache_modifier=".cg")
+        tl.store(out_ptr + by * mine + at, found, mask=inside)
     tl.store(epochs_ptr + p, epoch + 1)
 
 
 @jit
-def _box(addresses_ptr, rank):
-    """Find a rank's boxes. Compilers have to know that two words are read at a time."""
+def _places(
+    addresses_ptr,
+    rank,
+    turn,
+    by,
+    p,
+    RANKS: tl.constexpr,
+    FEW: tl.constexpr,
+    MANY: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
+):
+    """Find the boxes of a rank for what another one sends, and the flag of a program.
+
+    Compilers have to know that 16 bytes may be read and written at a time.
+    """
     address = tl.load(addresses_ptr + rank)
-    return tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16)
+    few = tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16)
+    many = address + (turn + by) * (MANY * 4) + 2 * RANKS * FEW * 8
+    many = tl.multiple_of(many.to(tl.pointer_type(tl.int32)), 16)
+    flag = address + RANKS * (2 * FEW + MANY) * 8 + (by * NUM_PROGRAMS + p) * 8
+    return few + (turn + by) * FEW, many, flag.to(tl.pointer_type(tl.int32))
 
 
 @jit
-def _is_late(found, epoch, inside):
+def _is_late(word, epoch, inside):
     """Whether a number of this epoch is still on its way."""
-    is_old = inside & ((found >> 32).to(tl.int32) != epoch)
+    is_old = inside & ((word >> 32).to(tl.int32) != epoch)
     return tl.max(is_old.to(tl.int32), axis=0) != 0

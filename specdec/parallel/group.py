@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import (
     _unregister_process_group,
 )
 
-from specdec.kernels.push import BLOCK, NUMBERS, Boxes
+from specdec.kernels.push import NUM_PROGRAMS, Boxes, words_of
 from specdec.parallel.exchange import Exchange
 from specdec.parallel.processes import NO_MULTICAST
 from weights.shard import Shard
@@ -29,9 +29,9 @@ from weights.shard import Shard
 # the start of one rank may wait for that of another; who fails is found by watching processes
 PATIENCE = timedelta(minutes=30)
 CLOSING_SECONDS = 5.0
-# numbers of float32 that a rank sends in the time of one more transfer and its reader, some 7 us
+# numbers of float32 that a rank sends in the time of one more transfer and its reader, some 6 us
 # over NVLink; on a CPU few, so that small models are exchanged both ways
-BORDER, BORDER_ON_CPU = 1 << 18, 1 << 12
+BORDER, BORDER_ON_CPU = 1 << 19, 1 << 12
 
 
 class Group:
@@ -84,13 +84,12 @@ class Group:
     def _new_boxes(self, store: Store) -> Boxes:
         """Map the memory that ranks write into, of each rank into the others' address space."""
         _SymmetricMemory.set_group_info(self.name, self.rank, self.size, store)
-        size = 2 * self.size * NUMBERS
-        args = (size,), (1,), torch.int64, self._device, self.name
+        args = (words_of(self.size),), (1,), torch.int64, self._device, self.name
         self._memory = _SymmetricMemory.empty_strided_p2p(*args).zero_()
         self._mapped = _SymmetricMemory.rendezvous(self._memory, self.name)
         boxes = Boxes(
             addresses_n=torch.tensor([*self._mapped.buffer_ptrs], device=self._device),
-            epochs=torch.ones(NUMBERS // BLOCK, dtype=torch.int32, device=self._device),
+            epochs=torch.ones(2, NUM_PROGRAMS, dtype=torch.int32, device=self._device),
             stopped=torch.zeros(1, dtype=torch.int32, pin_memory=True),
             rank=self.rank,
         )

@@ -12,27 +12,31 @@ import pytest
 import torch
 
 from specdec.kernels import push as module
-from specdec.kernels.push import Boxes, can_push, push_all, push_rows
+from specdec.kernels.push import Boxes, can_push, push_all, push_rows, words_of
 from specdec.kernels.sum_order import add_parts
 
-MOST = 4096
-SHAPES = [((2,), torch.float32), ((3, 1000), torch.bfloat16), ((7,), torch.int64)]
+FEW, MANY = 2048, 4 * module.BLOCK_OF_MANY
+SHAPES = [
+    *(((2,), torch.float32), ((7,), torch.int64), ((3, 1000), torch.bfloat16)),  # few
+    *(((9, 1000), torch.float32), ((3, 5000), torch.bfloat16)),  # many
+]
 
 
 @pytest.fixture(autouse=True)
 def small_boxes(monkeypatch):
-    monkeypatch.setattr(module, "NUMBERS", MOST)
-    monkeypatch.setattr(module, "TRIES", 1)
+    sizes = {"FEW": FEW, "MANY": MANY, "NUM_PROGRAMS": MANY // module.BLOCK_OF_MANY, "TRIES": 1}
+    for name, size in sizes.items():
+        monkeypatch.setattr(module, name, size)
 
 
 class Ranks:
     def __init__(self, n):
-        self.memory = [torch.zeros(2 * n * MOST, dtype=torch.int64) for _ in range(n)]
+        self.memory = [torch.zeros(words_of(n), dtype=torch.int64) for _ in range(n)]
         addresses_n = torch.tensor([each.data_ptr() for each in self.memory])
         self.boxes = [
             Boxes(
                 addresses_n=addresses_n,
-                epochs=torch.ones(MOST // module.BLOCK, dtype=torch.int32),
+                epochs=torch.ones(2, module.NUM_PROGRAMS, dtype=torch.int32),
                 stopped=torch.zeros(1, dtype=torch.int32),
                 rank=rank,
             )
@@ -75,23 +79,25 @@ def test_all_bits_arrive():
         assert torch.equal(found.view(torch.int32), torch.cat(own).view(torch.int32))
 
 
-def test_parts_are_added_in_the_order_of_splits():
+@pytest.mark.parametrize("width", [300, 1200])
+def test_parts_are_added_in_the_order_of_splits(width):
     torch.manual_seed(0)
-    own = [torch.randn(4, 5, 300) for _ in range(2)]
+    own = [torch.randn(4, 5, width) for _ in range(2)]
     expected = torch.stack([add_parts(each) for each in own])
     assert not torch.equal(expected, torch.stack([each.sum(0) for each in own]))
     for found in gathered(Ranks(2), own):
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("width", [100, 1000])
 @pytest.mark.parametrize(("n", "T"), [(2, 5), (4, 39), (4, 40)])
-def test_each_rank_is_dealt_its_rows_of_all(n, T):
+def test_each_rank_is_dealt_its_rows_of_all(n, T, width):
     torch.manual_seed(0)
     ranks = Ranks(n)
     each = -(-T // n)
     for _ in range(3):
-        own = [torch.randn(T, 100) for _ in range(n)]
-        out = [own[0].new_empty(n, min(each, T - rank * each), 100) for rank in range(n)]
+        own = [torch.randn(T, width) for _ in range(n)]
+        out = [own[0].new_empty(n, min(each, T - rank * each), width) for rank in range(n)]
         both = zip(own, out, strict=True)
         ranks.all([partial(push_rows, *rows, num_rows=each) for rows in both])
         for rank, found in enumerate(out):
@@ -99,29 +105,44 @@ def test_each_rank_is_dealt_its_rows_of_all(n, T):
             assert torch.equal(found, torch.stack([rows[mine] for rows in own]))
 
 
-def test_a_rank_waits_for_words_of_this_exchange():
+@pytest.mark.parametrize("width", [8, FEW + 8])
+def test_a_rank_waits_for_what_comes_late(width):
     ranks = Ranks(2)
-    first, second = ([torch.full((1, 8), base + r) for r in range(2)] for base in (10.0, 20.0))
-    for _ in range(2):  # both boxes have words then
+    first, second = ([torch.full((1, width), base + r) for r in range(2)] for base in (10.0, 20.0))
+    for _ in range(2):  # both boxes hold something then
         gathered(ranks, first)
     boxes, other = ranks.boxes
-    words = (other.epochs[0].long() << 32) | second[1][0].view(torch.int32).long()
-    place = int(boxes.epochs[0]) % 2 * 2 * MOST + MOST
+    before = ranks.memory[0].clone()
+    other.stopped.fill_(1)
+    push_all(second[1], torch.empty(2, width), other)
+    later, is_new = ranks.memory[0].clone(), ranks.memory[0] != before
+    ranks.memory[0].copy_(before)
 
     def write():
-        time.sleep(0.2)
-        for i in range(8):
-            ranks.memory[0][place + i] = words[i]
-            time.sleep(0.01)
+        for i in is_new.nonzero()[:, 0].split(300):  # the flag is the last of them
+            time.sleep(0.05)
+            ranks.memory[0][i] = later[i]
 
     writer = threading.Thread(target=write)
     writer.start()
-    out = torch.empty(2, 8)
+    out = torch.empty(2, width)
     push_all(second[0], out, boxes)
     writer.join()
     assert torch.equal(out, torch.cat(second))
 
 
+def test_a_rank_that_is_in_the_next_exchange_is_not_waited_for():
+    """Its flags say so, and its numbers lie in the other box."""
+    ranks, own = Ranks(2), [torch.full((1, 2 * FEW), float(turn)) for turn in range(2)]
+    other = ranks.boxes[1]
+    other.stopped.fill_(1)
+    for each in own:
+        push_all(each, torch.empty(2, 2 * FEW), other)
+    for each in own:
+        push_all(each, out := torch.empty(2, 2 * FEW), ranks.boxes[0])
+        assert torch.equal(out, each.expand(2, -1))
+
+
 def test_what_has_no_room_is_not_pushed():
-    sizes = (0, 4, 8, 12, 4 * MOST - 8, 4 * MOST, 4 * MOST + 8)
-    assert [size for size in sizes if can_push(size)] == [8, 4 * MOST - 8, 4 * MOST]
+    sizes = (0, 4, 8, 12, 4 * MANY - 8, 4 * MANY, 4 * MANY + 8)
+    assert [size for size in sizes if can_push(size)] == [8, 4 * MANY - 8, 4 * MANY]

@@ -148,8 +148,8 @@ class ForwardContexts:
     def _with_kept_launches(self, rows: QueryRows) -> QueryRows:
         """Share prepared kernels with earlier rows of equally many slots in the same buffers.
 
-        The kernels were prepared with the sizes below; max_seq_len only decides how many splits
-        there are, and `needed` that their results are needed (needed.py).
+        The kernels were prepared with the sizes below; max_seq_len decides how many splits there
+        are and by that all else (key_bounds), `needed` that their results are needed (needed.py).
         """
         at = rows.idx_mapping.data_ptr(), rows.positions.data_ptr()
         sizes = len(rows.idx_mapping), len(rows.positions), num_splits(rows.max_seq_len)

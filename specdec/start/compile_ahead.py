@@ -9,12 +9,13 @@ logged (kernels/compilations.py).
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import torch
 
 from specdec.kernels.attention import launch_plan
-from specdec.kernels.attention.launch_plan import plan_launch
+from specdec.kernels.attention.launch_plan import key_bounds, plan_launch
 from specdec.kernels.compilations import compiling_ahead
 from specdec.requests.params import EVERYTHING, GREEDY, SamplingFlags
 from specdec.rounds.step_sizes import RowMasks, Step
@@ -76,64 +77,64 @@ def forwards(runner: Runner) -> Iterator[Step]:
         longest = min(sizes.max_num_batched_tokens, most)
         for rows in counts_by_kind(1, most) if sizes.is_adaptive else (longest,):
             yield prompts(runner, lengths_of(sizes, rows), next_shape=PLAIN)
-    for length, count in attention_cuts(runner, ATTENTION_ROWS, sizes.max_num_batched_tokens):
-        yield chunk(runner, length, count)
+    most = sizes.max_num_batched_tokens
+    for length, count, keys in attention_cuts(runner, ATTENTION_ROWS, most):
+        yield chunk(runner, length, count, longest=keys)
     shapes = {shape.rows: shape for shape in uniform_shapes(sizes)}
-    for rows, count in attention_cuts(runner, shapes, sizes.max_num_rows, sizes.tree):
-        yield round_of(runner, count, shapes[rows])
+    for each, count, keys in attention_cuts(runner, shapes, sizes.max_num_rows, sizes.tree):
+        yield round_of(runner, count, shapes[each], longest=keys)
     if launch_plan.PROMPT_MORE_THAN is not None:  # whatever the query heads of a kv head
         yield chunk(runner, launch_plan.PROMPT_MORE_THAN + 1, 1)
     yield from shared_rounds(runner)
-    for count, rows in shared_cuts(runner):
-        yield shared_round(runner, count, rows)
+    for count, rows, keys in shared_cuts(runner):
+        yield shared_round(runner, count, rows, longest=keys)
     yield from tree_rounds(runner)
 
 
-def shared_cuts(runner: Runner) -> Iterable[tuple[int, int]]:
-    """Find requests and rows for each kind of attention in rounds whose rows are shared out."""
+def shared_cuts(runner: Runner) -> Iterable[tuple[int, int, int | None]]:
+    """Find requests, rows and keys for each kind of attention, where rows are shared out."""
     sizes = runner.sizes
-    found: dict[object, tuple[int, int]] = {}
+    found: dict[object, tuple[int, int, int | None]] = {}
     if not sizes.is_adaptive:
         return ()
-    for count in range(1, sizes.max_num_seqs + 1):
+    counts = range(1, sizes.max_num_seqs + 1)
+    for count, longest in product(counts, key_bounds(sizes.most_keys)):
         for each in range(1, min(sizes.query_len, -(-sizes.max_verify_rows // count)) + 1):
             kind = tuple(
-                plan_launch(
-                    count, most, heads, usual_query_len=usual, most_keys=sizes.most_keys
-                ).kind
+                plan_launch(count, most, heads, usual_query_len=usual, most_keys=longest).kind
                 for heads in runner.heads
                 for most, usual in ((sizes.query_len, each), (1, 1))  # the last of seeds
             )
-            found.setdefault(kind, (count, min(each * count, sizes.max_verify_rows)))
+            rows = min(each * count, sizes.max_verify_rows)
+            found.setdefault(kind, (count, rows, longest))
     return found.values()
 
 
 def attention_cuts(
     runner: Runner, query_lens: Iterable[int], max_rows: int, tree: TreeShape | None = None
-) -> Iterable[tuple[int, int]]:
-    """Find rows of a request and requests for each kind of launch.
+) -> Iterable[tuple[int, int, int | None]]:
+    """Find rows of a request, requests and a bound on their keys for each kind of launch.
 
     tree: what rows after the first are nodes of; None: they are chains, or prompts
     """
-    found: dict[object, tuple[int, int]] = {}
-    for query_len in query_lens:
+    found: dict[object, tuple[int, int, int | None]] = {}
+    for query_len, longest in product(query_lens, key_bounds(runner.sizes.most_keys)):
         most = min(runner.sizes.max_num_seqs, max(max_rows // query_len, 1))
         for count in range(1, most + 1):
-            kind = tuple(_attention_kinds(runner, count, query_len, tree))
-            found.setdefault(kind, (query_len, count))
+            kind = tuple(_attention_kinds(runner, count, query_len, longest, tree))
+            found.setdefault(kind, (query_len, count, longest))
     return found.values()
 
 
 def _attention_kinds(
-    runner: Runner, count: int, query_len: int, tree: TreeShape | None
+    runner: Runner, count: int, query_len: int, longest: int | None, tree: TreeShape | None
 ) -> Iterator[object]:
-    most = runner.sizes.most_keys
     passes = [(query_len, False)]
     if tree is not None and query_len > 1:  # nodes, the draft's levels, accepted paths
         passes = [(query_len, True), (tree.top_k, True), (tree.path_len, False)]
     for heads in runner.heads:
         for rows, has_paths in (*passes, (1, False)):  # the last layer of prompts and of drafts
-            yield plan_launch(count, rows, heads, has_paths=has_paths, most_keys=most).kind
+            yield plan_launch(count, rows, heads, has_paths=has_paths, most_keys=longest).kind
 
 
 def samplings(runner: Runner) -> Iterator[Step]:
@@ -248,12 +249,17 @@ def chunk(
     count: int,
     flags: SamplingFlags = GREEDY,
     num_logprobs: int | None = None,
+    longest: int | None = None,
 ) -> Step:
-    """Make `count` prompts of `length` tokens, as far as the engine's sizes allow."""
+    """Make `count` prompts of `length` tokens, as far as the engine's sizes allow.
+
+    longest: keys of each, with those that come before these; None: there are none
+    """
     sizes = runner.sizes
     length = max(min(length, sizes.max_model_len - 1, sizes.max_num_batched_tokens), 1)
     count = max(min(count, sizes.max_num_seqs, sizes.max_num_batched_tokens // length), 1)
-    return prompts(runner, [length] * count, flags, num_logprobs)
+    start = 0 if longest is None else max(min(longest, sizes.max_model_len - 1) - length, 0)
+    return prompts(runner, [length] * count, flags, num_logprobs, start=start)
 
 
 def prompts(
@@ -262,9 +268,10 @@ def prompts(
     flags: SamplingFlags = GREEDY,
     num_logprobs: int | None = None,
     next_shape: DraftShape | None = None,
+    start: int = 0,
 ) -> Step:
     """Make a step of prompts without state rows. next_shape: None: with further levels."""
-    parts = padding_parts(runner, lengths, num_logprobs)
+    parts = padding_parts(runner, lengths, num_logprobs, start)
     sizes = runner.sizes
     if next_shape is None:
         next_shape = chain(2) if sizes.is_adaptive else sizes.shape_of(len(parts))
@@ -272,16 +279,17 @@ def prompts(
 
 
 def padding_parts(
-    runner: Runner, lengths: Sequence[int], num_logprobs: int | None = None
+    runner: Runner, lengths: Sequence[int], num_logprobs: int | None = None, start: int = 0
 ) -> list[PromptPart]:
-    """Whole prompts whose keys and values go to the scratch block."""
+    """Make ends of prompts, from `start` on, whose keys and values go to the scratch block."""
     sizes = runner.sizes
     blocks = [sizes.num_kv_blocks] * sizes.blocks_per_request
+    tokens = [0] * (start + max(lengths, default=0))  # one list for all: it may be long
     return [
         PromptPart(
             state_row=-1,
-            prompt=[0] * length,
-            start=0,
+            prompt=tokens[: start + length] if start == 0 else tokens,
+            start=start,
             length=length,
             blocks=blocks,
             num_logprobs=num_logprobs,
@@ -299,8 +307,14 @@ def round_of(
     *,
     shared_rows: int = 0,
     parts: Sequence[PromptPart] = (),
+    longest: int | None = None,
 ) -> Step:
-    """Make a round of padding, see Runner.run_step. next_shape: None: as the shape."""
+    """Make a round of padding, see Runner.run_step. next_shape: None: as the shape.
+
+    longest: bounds the keys; None: the context does
+    """
+    sizes = runner.sizes
+    computed = sizes.max_model_len if longest is None else max(longest - sizes.path_len, 0)
     if next_shape is None:
         next_shape = shape if shape.nodes else IDLE
     round = Round(
@@ -310,7 +324,7 @@ def round_of(
         next_shape=next_shape,
         parts=parts,
     )
-    return runner.step_of(round, runner.sizes.max_model_len, flags)
+    return runner.step_of(round, computed, flags)
 
 
 def shared_round(
@@ -319,7 +333,9 @@ def shared_round(
     num_rows: int,
     flags: SamplingFlags = GREEDY,
     parts: Sequence[PromptPart] = (),
+    longest: int | None = None,
 ) -> Step:
     """Make a round of padding whose rows are shared out; one further level is drafted."""
     shape = runner.sizes.shape_of(num_reqs)
-    return round_of(runner, num_reqs, shape, flags, chain(2), shared_rows=num_rows, parts=parts)
+    how = runner, num_reqs, shape, flags, chain(2)
+    return round_of(*how, shared_rows=num_rows, parts=parts, longest=longest)

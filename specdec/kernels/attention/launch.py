@@ -79,7 +79,7 @@ def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float) -> Pas
         heads,
         has_paths=rows.paths is not None,
         usual_query_len=rows.usual_query_len,
-        most_keys=rows.block_table.shape[1] * S,
+        most_keys=min(rows.block_table.shape[1] * S, rows.max_seq_len),
     )
     if plan.is_wide:
         # slots of different lengths, and launches that may turn out not to be needed, are walk.py's

@@ -45,6 +45,15 @@ SMALL_KEY = 256  # bytes of a key, for more stages or fewer registers
 PROMPT_MORE_THAN: int | None = 512
 
 
+def key_bounds(most_keys: int | None) -> list[int | None]:
+    """List bounds on a slot's keys, up to this one, by which attention is cut in different ways.
+
+    Each is also a border of splits, so passes with equally many splits are cut in the same way.
+    """
+    found = (n for n in (WIDE_FROM, ALONE_KEYS) if n is not None)
+    return [*(n for n in found if most_keys is None or n < most_keys), most_keys]
+
+
 class HeadShape(NamedTuple):
     """group: query heads of each of the G kv heads."""
 

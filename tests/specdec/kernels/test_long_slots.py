@@ -173,7 +173,7 @@ def test_teams_write_nothing_where_no_slot_is_long(exact_device, monkeypatch):
     q, cache, rows = case("normal", ((128, 128, 100), (2, 2, 2)), **sizes)
     expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)
     table = torch.nn.functional.pad(rows.block_table, (0, 1))  # a slot may have 192 keys
-    rows = with_room(replace(rows, block_table=table), 3, H=1, C=16)
+    rows = with_room(replace(rows, block_table=table, max_seq_len=192), 3, H=1, C=16)
     assert torch.equal(attend(monkeypatch, 3, q, cache, rows), expected)
     assert rows.workspace.isnan().all()
     out = torch.full_like(q, torch.nan)
@@ -230,3 +230,16 @@ def test_a_gpu_gives_equal_bits_around_every_border(
     rows = with_room(rows, room, H=32, C=C)
     for full in (ONE_WALKS_ALL, 256):
         assert torch.equal(attend(monkeypatch, full, q, cache, rows), expected), full
+
+
+def test_no_team_looks_for_long_slots_in_a_step_that_has_none(exact_device, monkeypatch):
+    """Its bound says so, whatever the requests may have later."""
+    sizes = {"group": 1, "G": 1, "C": 16, "dtype": FP16, "device": exact_device}
+    q, cache, rows = case("normal", ((128, 128, 100), (2, 2, 2)), **sizes)
+    table = torch.nn.functional.pad(rows.block_table, (0, 1))
+    found = {}
+    for longest in (128, 129):
+        rows = replace(rows, block_table=table, max_seq_len=longest)
+        found[longest] = attend(monkeypatch, 3, q, cache, rows)
+        assert len(launches_of(rows)) == (3 if longest > 128 else 1)
+    assert torch.equal(found[128], found[129])

@@ -317,7 +317,8 @@ def walked(monkeypatch):
         rows = case.tree if rows is None else rows
         more = max(WIDE_FROM // 64 + 1 - rows.block_table.shape[1], 0)  # blocks that no key is in
         table = torch.nn.functional.pad(rows.block_table, (0, more))
-        rows = replace(rows, block_table=table)
+        longest = max(rows.max_seq_len, WIDE_FROM + 1)
+        rows = replace(rows, block_table=table, max_seq_len=longest)
         with monkeypatch.context() as patched:
             patched.setattr(launch, "is_hopper", lambda device: False)
             expected = case.attend(launch_paged_attention, replace(rows))

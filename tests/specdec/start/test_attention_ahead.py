@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from specdec.kernels.attention import combine, launch, launch_plan
-from specdec.kernels.attention.launch_plan import HeadShape, plan_launch
+from specdec.kernels.attention.launch_plan import HeadShape, key_bounds, plan_launch
 from specdec.kernels.attention.query_rows import Paths, QueryRows
+from specdec.kernels.attention.splits import num_splits
 from specdec.kernels.attention.wide_splits import WalkPrograms
 from specdec.kernels.repeated import Repeated
 from specdec.sizes import EngineSizes, TreeShape
@@ -49,10 +50,14 @@ def test_attention_is_compiled_ahead_for_every_chunk(monkeypatch, group, alone_k
             sizes = SimpleNamespace(max_num_seqs=max_num_seqs, most_keys=None)
             runner = SimpleNamespace(sizes=sizes, heads=(heads,))
             cuts = attention_cuts(runner, ATTENTION_ROWS, BUDGET)
-            ahead = {plan_launch(count, length, heads).kind for length, count in cuts}
-            for length in range(1, 70):
+            ahead = {
+                plan_launch(count, length, heads, most_keys=longest).kind
+                for length, count, longest in cuts
+            }
+            for length, longest in product(range(1, 70), (100, ALONE_KEYS, ALONE_KEYS + 1, None)):
                 most = min(max_num_seqs, BUDGET // length)
-                missing |= {plan_launch(n, length, heads).kind for n in counts(most)} - ahead
+                plans = (plan_launch(n, length, heads, most_keys=longest) for n in counts(most))
+                missing |= {plan.kind for plan in plans} - ahead
     assert not missing
 
 
@@ -70,20 +75,21 @@ def test_attention_is_compiled_ahead_for_every_share_of_rows(group, G, max_num_s
         is_adaptive=True,
     )
 
-    def kind(count: int, rows: int) -> object:
+    def kind(count: int, rows: int, longest: int) -> object:
         usual, Q = -(-rows // count), sizes.query_len
-        return plan_launch(count, Q, heads, usual_query_len=usual, most_keys=sizes.most_keys).kind
+        return plan_launch(count, Q, heads, usual_query_len=usual, most_keys=longest).kind
 
-    def kind_of_seeds(count: int) -> object:
-        return plan_launch(count, 1, heads, most_keys=sizes.most_keys).kind
+    def kind_of_seeds(count: int, longest: int) -> object:
+        return plan_launch(count, 1, heads, most_keys=longest).kind
 
     cuts = shared_cuts(SimpleNamespace(sizes=sizes, heads=(heads,)))
     ahead = {kind(*cut) for cut in cuts}
-    seeds_ahead = {kind_of_seeds(count) for count, _ in cuts}
-    assert {kind_of_seeds(count) for count in range(1, max_num_seqs + 1)} <= seeds_ahead
-    for count in range(1, max_num_seqs + 1):
+    seeds_ahead = {kind_of_seeds(count, longest) for count, _, longest in cuts}
+    for count, longest in product(range(1, max_num_seqs + 1), (64, ALONE_KEYS, ALONE_KEYS + 1)):
+        assert kind_of_seeds(count, longest) in seeds_ahead
         most = min(count * sizes.query_len, sizes.max_verify_rows)
-        assert {kind(count, rows) for rows in {count, *range(most, count, -7)}} <= ahead, count
+        found = {kind(count, rows, longest) for rows in {count, *range(most, count, -7)}}
+        assert found <= ahead, (count, longest)
 
 
 @pytest.mark.parametrize("num_nodes, top_k", [(15, 4), (31, 4), (31, 8)])
@@ -100,17 +106,27 @@ def test_attention_to_trees_is_compiled_ahead(group, max_model_len, num_nodes, t
     )
     heads = HeadShape(group, 8, 128, 2)
 
-    def kinds(count: int) -> set[object]:
-        most = sizes.most_keys
+    def kinds(count: int, longest: int) -> set[object]:
         return {
-            plan_launch(count, rows, heads, has_paths=True, most_keys=most).kind
+            plan_launch(count, rows, heads, has_paths=True, most_keys=longest).kind
             for rows in (num_nodes + 1, top_k)
         }
 
     runner = SimpleNamespace(sizes=sizes, heads=(heads,))
     cuts = attention_cuts(runner, {1, num_nodes + 1}, sizes.max_num_rows, tree)
-    ahead = {kind for query_len, count in cuts if query_len > 1 for kind in kinds(count)}
-    assert {kind for count in range(1, 25) for kind in kinds(count)} <= ahead
+    ahead = {kind for query_len, *cut in cuts if query_len > 1 for kind in kinds(*cut)}
+    for longest in (64, launch_plan.WIDE_FROM, launch_plan.WIDE_FROM + 1, sizes.most_keys):
+        if longest <= sizes.most_keys:
+            assert {kind for count in range(1, 25) for kind in kinds(count, longest)} <= ahead
+
+
+def test_passes_with_equally_many_splits_are_cut_in_one_way():
+    """Kernels that were prepared for one serve the other: see ForwardContexts."""
+    for bound in key_bounds(None)[:-1]:
+        assert num_splits(bound) + 1 == num_splits(bound + 1)
+    assert key_bounds(2048) == [2048]
+    assert key_bounds(4096) == [3072, 4096]
+    assert key_bounds(4160) == [3072, 4096, 4160]
 
 
 @pytest.mark.parametrize("has_wgmma", [False, True])

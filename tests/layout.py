@@ -129,7 +129,9 @@ ROWS: dict[str, Row] = {
     "specdec.parallel.ranks": Row(
         ("specdec.arguments", "specdec.parallel", "weights.shard"), ("torch",)
     ),
-    "specdec.parallel.group": Row(("specdec.parallel", "weights.shard"), ("torch",)),
+    "specdec.parallel.group": Row(
+        ("specdec.parallel", "specdec.kernels.push", "weights.shard"), ("torch",)
+    ),
     "specdec.parallel.messages": Row(TOLD, ("numpy",)),
     "specdec.parallel.lead": Row((*TOLD, "weights.shard"), ("numpy", "torch")),
     "specdec.parallel.follow": Row((*TOLD, "specdec.runner", "weights.shard"), ("numpy", "torch")),

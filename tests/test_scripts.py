@@ -3,6 +3,7 @@
 import itertools
 import json
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +49,16 @@ def test_load_checkpoint_ends_with_the_error(run, capsys, tmp_path):
     with pytest.raises(SystemExit, match="2"):
         run("scripts.load_checkpoint", str(tmp_path))
     assert "nothing loaded" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_bench_exchange_finds_the_bits_of_the_library(capfd):
+    given = ["--device", "cpu", "--rows", "3,200", "--width", "256"]
+    command = [sys.executable, "-m", "scripts.bench_exchange", *given]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [row["is_gathered"] for row in rows] == [True, False]
+    assert all(row["equal"] and row["ours_us"] > row["reader_us"] for row in rows)
 
 
 @pytest.mark.slow

@@ -314,6 +314,7 @@ class Engine:
     def _take(self, step: InFlight) -> list[Request]:
         result = step.result.read()
         if self.runner.followers is not None:
+            self.runner.followers.check()  # a rank that failed has sent garbage, or nothing
             self.runner.followers.compare(step.result, result)
         if self.feedback is not None:
             self.feedback.observe(step.work, step.result, result, step.launched_at)

@@ -91,7 +91,7 @@ class Runner:
         self.num_tree_rounds = 0  # steps that verified trees
         self.calibration: Tensor | None = None  # see rounds/level.py
         self._workspace = _workspace(self.heads, sizes, device)
-        self._exchange = exchange
+        self.exchange = exchange
         model = build_target(target, taps, sizes.max_model_len, device, exchange)
         self.target_cache = self._new_cache(target, sizes.num_tree_blocks)
         contexts = self._contexts(self.target_cache, has_paths=sizes.tree is not None)
@@ -293,7 +293,7 @@ class Runner:
             self.calibration = torch.ones(2, K, device=self.device)
         self.draft_cache = self._new_cache(eagle, self.sizes.num_draft_tree_blocks)
         return EagleDrafter(
-            model=build_draft(eagle, target, self.sizes.max_model_len, self.device, self._exchange),
+            model=build_draft(eagle, target, self.sizes.max_model_len, self.device, self.exchange),
             d2t=eagle.tensors.get("d2t"),
             contexts=self._contexts(self.draft_cache),
             buffers=self.buffers,
@@ -308,9 +308,9 @@ class Runner:
 
     def _cut(self, shard: Shard, vocab_size: int) -> CutIds | None:
         """Say which ids a head has, if it is cut."""
-        if self._exchange is None or shard == WHOLE:
+        if self.exchange is None or shard == WHOLE:
             return None
-        return CutIds(shard, vocab_size, self._exchange)
+        return CutIds(shard, vocab_size, self.exchange)
 
     def _captures(self) -> Captures:
         return [*self.target.captures(), *(self.draft.captures() if self.draft is not None else ())]

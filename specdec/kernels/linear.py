@@ -101,8 +101,8 @@ def split_linear(
     No launch since the last synchronisation may write the weight.
     first: columns before it may hold anything; their weights are not read
     whole: the shape of the weight of which this one has some rows, whose columns of the result have
-           the bits of all; or neighbouring columns, whose sum [1, T, N] is a part of float32 that a
-           reader adds to the others in their order. None: the weight is whole
+           the bits of all; or neighbouring columns, whose sum is a part of float32 that a reader
+           adds to the others in their order. None: the weight is whole
     """
     is_finished = bias_N is None and (whole is None or whole[1] == weight_NK.shape[1])
     dtype = x_TK.dtype if is_finished else torch.float32

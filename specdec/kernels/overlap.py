@@ -27,6 +27,9 @@ the last keys of paths that have no part of them. Beside the walk of many nodes
 soon as they have left their results, and others take their places. That walk has its keys loaded
 without a wait, as they were there before the last product; one warp waits for the queries.
 
+A kernel of push.py waits for other GPUs before it ends. All of its programs have their places when
+the next kernel starts, so that one cannot keep them from sending.
+
 Tried and dropped: prefetching weights into the L2 cache before the wait costs 1 to 3 % of a decode
 pass, where copies to shared memory (few_rows.py) gain; prefetching the next product's from programs
 beside the small kernels brings 0 to 2 %; prefetching a program's first four tiles of keys and

@@ -12,8 +12,11 @@ Nothing is added on the way but the parts that a rank's own product has left, in
 sum_order.py.
 
 A program has places of its own in the boxes, and counts its epochs on the device, so graphs repeat
-them. It has two boxes in turn: a rank that writes into one has read what came in the exchange
-before, so the others had ended the one before that, and what lies there may be written over.
+them. It has two boxes in turn. A rank begins an exchange once it has ended the one before, in which
+each of the others sent it something; so these had ended the one before that, and what lies in its
+box may be written over. That holds if every exchange sends every rank something.
+
+Where another rank never comes, a program waits until `stopped` says so, or for some 20 minutes.
 """
 
 from dataclasses import dataclass
@@ -23,13 +26,15 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl
 from specdec.kernels.overlap import begin
-from specdec.kernels.sum_order import added
+from specdec.kernels.sum_order import IS_COMPILED, added
 
 FEW = 1 << 17  # numbers for one rank that go with epochs beside them
 MANY = 1 << 21  # that have room in a box
 BLOCK_OF_FEW, BLOCK_OF_MANY = 1024, 4096
 NUM_PROGRAMS = MANY // BLOCK_OF_MANY
-TRIES = 4096  # looks at what has not arrived between two at whether the exchange was stopped
+TRIES = 4096  # looks at what has not arrived, of a microsecond each, between two at `stopped`
+LONGEST = 1 << 18  # of these, after which it gives up
+GAVE_UP = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,8 @@ class Boxes:
 
     addresses_n: int64, where each rank's memory of words_of(n) words of 64 bits is, for this device
     epochs:      int32 [2, NUM_PROGRAMS], of few and of many; they begin with 1, the words with 0
-    stopped:     int32 [1] in memory of the host that the device reads; 0, or wait no more
+    stopped:     int32 [1] in memory of the host that the device knows; other than 0: programs wait
+                 no more, and results are garbage. GAVE_UP is written by the device
     """
 
     addresses_n: Tensor
@@ -65,14 +71,26 @@ def push_all(own_PX: Tensor, out_nX: Tensor, boxes: Boxes) -> None:
     """
     parts = len(own_PX)
     assert parts == 1 or own_PX.dtype == torch.float32, own_PX.dtype
+    assert own_PX.is_contiguous(), own_PX.stride()
     own = own_PX if parts > 1 else _bits(own_PX)
     _launch(own, out_nX, boxes, out_nX[0].nbytes, out_nX[0].nbytes, PARTS=parts, IS_DEALT=False)
 
 
 def push_rows(own_TD: Tensor, out_nRD: Tensor, boxes: Boxes, num_rows: int) -> None:
-    """Deal rows: rank r collects every rank's rows from r x num_rows on, up to as many."""
+    """Deal rows: rank r collects those from r x num_rows on, up to as many and at least one."""
+    assert (len(out_nRD) - 1) * num_rows < len(own_TD), (num_rows, own_TD.shape)
     each = num_rows * own_TD[0].nbytes
     _launch(_bits(own_TD), out_nRD, boxes, each, own_TD.nbytes, PARTS=1, IS_DEALT=True)
+
+
+def push_in_all_forms(boxes: Boxes, num_ranks: int) -> None:
+    """Launch each kernel that there is, to compile them."""
+    for numbers in (2, 2 * FEW):
+        own_nX = boxes.addresses_n.new_empty(num_ranks, numbers, dtype=torch.float32)
+        out_nX = torch.empty_like(own_nX)
+        for parts in (1, 2):
+            push_all(own_nX[:1].expand(parts, -1).contiguous(), out_nX, boxes)
+        push_rows(own_nX, out_nX[:, None], boxes, 1)
 
 
 def _bits(x: Tensor) -> Tensor:
@@ -85,7 +103,8 @@ def _launch(
     """each: bytes for a rank; total: of all that is dealt."""
     are_few = each <= 4 * FEW
     block = BLOCK_OF_FEW if are_few else BLOCK_OF_MANY
-    sizes = {"FEW": FEW, "MANY": MANY, "NUM_PROGRAMS": NUM_PROGRAMS, "TRIES": TRIES}
+    sizes = {"FEW": FEW, "MANY": MANY, "NUM_PROGRAMS": NUM_PROGRAMS}
+    sizes |= {"TRIES": TRIES, "LONGEST": LONGEST, "GAVE_UP": GAVE_UP}
     constants |= {"ARE_FEW": are_few, "RANKS": len(out), "BLOCK": block, **sizes}
     at = boxes.addresses_n, boxes.epochs[int(not are_few)], boxes.stopped, boxes.rank
     _push_kernel[(-(-each // (4 * block)),)](
@@ -116,6 +135,8 @@ def _push_kernel(
     MANY: tl.constexpr,
     NUM_PROGRAMS: tl.constexpr,
     TRIES: tl.constexpr,
+    LONGEST: tl.constexpr,
+    GAVE_UP: tl.constexpr,
     PDL: tl.constexpr,
 ):
     begin(PDL)
@@ -143,8 +164,9 @@ def _push_kernel(
             tl.store(few + at, word, mask=is_sent, cache_modifier=".wt")
         else:
             tl.store(many + at, sent, mask=is_sent)
+            _have_arrived(epoch)
             tl.debug_barrier()
-            tl.atomic_xchg(flag, epoch, sem="release", scope="sys")
+            tl.store(flag, epoch, cache_modifier=".wt")
     tl.store(out_ptr + rank * mine + at, own, mask=inside)
     for i in tl.static_range(1, RANKS):
         by = (rank + i) % RANKS
@@ -158,7 +180,7 @@ def _push_kernel(
                 is_late = _is_late(word, epoch, inside)
                 tries += 1
                 if tries % TRIES == 0:
-                    is_late = is_late & (tl.load(stopped_ptr, volatile=True) == 0)
+                    is_late = is_late & _goes_on(stopped_ptr, at, tries // TRIES, LONGEST, GAVE_UP)
             found = word.to(tl.int32)
         else:
             # the other rank may be in the next exchange already
@@ -167,7 +189,7 @@ def _push_kernel(
                 is_late = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - epoch < 0
                 tries += 1
                 if tries % TRIES == 0:
-                    is_late = is_late & (tl.load(stopped_ptr, volatile=True) == 0)
+                    is_late = is_late & _goes_on(stopped_ptr, at, tries // TRIES, LONGEST, GAVE_UP)
             found = tl.load(many + at, mask=inside, other=0, cache_modifier=".cg")
         tl.store(out_ptr + by * mine + at, found, mask=inside)
     tl.store(epochs_ptr + p, epoch + 1)
@@ -202,3 +224,25 @@ def _is_late(word, epoch, inside):
     """Whether a number of this epoch is still on its way."""
     is_old = inside & ((word >> 32).to(tl.int32) != epoch)
     return tl.max(is_old.to(tl.int32), axis=0) != 0
+
+
+@jit
+def _have_arrived(epoch):
+    """Wait, in each thread, until what it has written is there for all GPUs and the host."""
+    if IS_COMPILED:
+        tl.inline_asm_elementwise(
+            "fence.acq_rel.sys; mov.u32 $0, $1;",
+            "=r,r,~{memory}",
+            [epoch],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@jit
+def _goes_on(stopped_ptr, at, looks, LONGEST: tl.constexpr, GAVE_UP: tl.constexpr):
+    """Whether to wait on. All threads look, and one answer is taken for all of them."""
+    if looks >= LONGEST:
+        tl.store(stopped_ptr, GAVE_UP)
+    return tl.max(tl.load(stopped_ptr + at * 0, volatile=True), axis=0) == 0

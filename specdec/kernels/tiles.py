@@ -3,7 +3,8 @@
 The splits that order a sum follow from the weight's shape (sum_order.py), so tuning never changes a
 token. Up to PARALLEL_ROWS rows they are made by programs for neighbouring ones each, whose parts
 the reader adds: the number of parts is the shipped table's or the rule's, the same for every number
-of rows, since graphs that torch.compile traced have it. The number of rows chooses the rest.
+of rows, since graphs that torch.compile traced have it (which no part of a product's columns is in:
+see PUSHED_ROWS). The number of rows chooses the rest.
 """
 
 from dataclasses import dataclass

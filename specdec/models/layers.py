@@ -26,7 +26,7 @@ class Linear(nn.Module):
     """A row-invariant product with an optional bias: finished, or as sums for the next kernel.
 
     whole: the weight's shape [N, K] before several GPUs took rows, or neighbouring columns, of it;
-        None: it is whole. Of columns, `sums` is one part, and the bias is for all parts together
+        None: it is whole. Of columns, `sums` are some of the parts, and the bias is for all of them
     """
 
     def __init__(

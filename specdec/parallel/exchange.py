@@ -24,7 +24,7 @@ from specdec.kernels import only_compiles
 from specdec.kernels.cut_table import own_rows, rows_of_all
 from specdec.kernels.linear import Sums
 from specdec.kernels.norms import add, add_rms_norm
-from specdec.kernels.push import Boxes, can_push, push_all, push_rows
+from specdec.kernels.push import Boxes, can_push, push_all, push_in_all_forms, push_rows
 from specdec.kernels.tiles import empty_rows
 from specdec.parallel.transfers import deal, gather
 from weights.shard import Shard
@@ -89,6 +89,11 @@ class Exchange:
         out = own.new_empty(self.shard.size, *own.shape)
         self._gather(own.contiguous()[None], out)
         return out
+
+    def launch_all_forms(self) -> None:
+        """Launch every kernel that moves something, to compile them."""
+        if self.boxes is not None:
+            push_in_all_forms(self.boxes, self.shard.size)
 
     def share(self, num_rows: int, rank: int | None = None) -> range:
         """Find a rank's rows, by default this one's: the last one may have fewer."""

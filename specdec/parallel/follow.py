@@ -81,6 +81,8 @@ class Follow(Joined):
         """Do what messages say, up to the first that says nothing about a step."""
         while True:
             kind, values = self._receive()
+            if self.waits_in_vain:
+                raise RuntimeError(self.waits_in_vain)
             if kind is Kind.STEP:
                 self._step(runner, values)
             elif kind is Kind.ROWS:

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import (
     _unregister_process_group,
 )
 
-from specdec.kernels.push import NUM_PROGRAMS, Boxes, words_of
+from specdec.kernels.push import GAVE_UP, NUM_PROGRAMS, Boxes, words_of
 from specdec.parallel.exchange import Exchange
 from specdec.parallel.processes import NO_MULTICAST
 from weights.shard import Shard
@@ -103,12 +103,17 @@ class Group:
         self.gather(torch.tensor([value], device=self._device), found)
         return int(found.min())
 
+    @property
+    def has_given_up(self) -> bool:
+        """Whether the device has waited in vain for what another rank sends."""
+        return self._boxes is not None and int(self._boxes.stopped) == GAVE_UP
+
     def abort(self) -> None:
         """End what waits for another rank, which has failed: it raises an error, in its thread."""
         if self._device.type != "cuda":
             self._group.abort()
             return
-        if self._boxes is not None:
+        if self._boxes is not None and not self.has_given_up:
             self._boxes.stopped.fill_(1)
         self._aborting()
 
@@ -156,3 +161,10 @@ class Joined:
         """Find the least of all ranks' values."""
         assert self._group is not None, "ranks that have not joined"
         return self._group.least(value)
+
+    @property
+    def waits_in_vain(self) -> str:
+        """Say that this rank's device has given up waiting for another; else empty."""
+        if self._group is None or not self._group.has_given_up:
+            return ""
+        return f"rank {self.rank}'s GPU has waited in vain for what another rank sends"

@@ -118,6 +118,8 @@ class Lead(Joined):
     # the end
 
     def check(self) -> None:
+        if self.waits_in_vain:
+            self.processes.fail(self.waits_in_vain)
         self.processes.check()
 
     def tell(self, told: Callable[[], object]) -> None:
@@ -130,6 +132,7 @@ class Lead(Joined):
             self._send(Kind.END)
         group, self._group = self._group, None
         is_orderly = self.processes.close(reason)
+        self.processes.told.clear()
         if group is not None and not is_orderly:
             group.abort()  # what waits for a rank that is gone
         try:

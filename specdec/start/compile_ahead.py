@@ -9,20 +9,19 @@ logged (kernels/compilations.py).
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import torch
 
 from specdec.kernels.attention import launch_plan
-from specdec.kernels.attention.launch_plan import key_bounds, plan_launch
 from specdec.kernels.compilations import compiling_ahead
 from specdec.requests.params import EVERYTHING, GREEDY, SamplingFlags
 from specdec.rounds.step_sizes import RowMasks, Step
 from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart, Round
-from specdec.sizes import IDLE, PLAIN, DraftShape, EngineSizes, TreeShape, chain
+from specdec.sizes import IDLE, PLAIN, DraftShape, EngineSizes, chain
+from specdec.start.attention_cuts import attention_cuts, shared_cuts, tree_cuts
 from specdec.start.row_counts import counts_by_class_of_experts, counts_by_kind, lengths_of
 from specdec.step import Acts
 
@@ -48,6 +47,8 @@ def compile_ahead(runner: Runner, progress: bool = True) -> None:
             for step in forwards(runner):
                 runner.acts.run(step)
                 note_ready()
+        if runner.exchange is not None:
+            runner.exchange.launch_all_forms()
         for step in samplings(runner):
             rehearsal.run(step)
             note_ready()
@@ -89,52 +90,8 @@ def forwards(runner: Runner) -> Iterator[Step]:
     for count, rows, keys in shared_cuts(runner):
         yield shared_round(runner, count, rows, longest=keys)
     yield from tree_rounds(runner)
-
-
-def shared_cuts(runner: Runner) -> Iterable[tuple[int, int, int | None]]:
-    """Find requests, rows and keys for each kind of attention, where rows are shared out."""
-    sizes = runner.sizes
-    found: dict[object, tuple[int, int, int | None]] = {}
-    if not sizes.is_adaptive:
-        return ()
-    counts = range(1, sizes.max_num_seqs + 1)
-    for count, longest in product(counts, key_bounds(sizes.most_keys)):
-        for each in range(1, min(sizes.query_len, -(-sizes.max_verify_rows // count)) + 1):
-            kind = tuple(
-                plan_launch(count, most, heads, usual_query_len=usual, most_keys=longest).kind
-                for heads in runner.heads
-                for most, usual in ((sizes.query_len, each), (1, 1))  # the last of seeds
-            )
-            rows = min(each * count, sizes.max_verify_rows)
-            found.setdefault(kind, (count, rows, longest))
-    return found.values()
-
-
-def attention_cuts(
-    runner: Runner, query_lens: Iterable[int], max_rows: int, tree: TreeShape | None = None
-) -> Iterable[tuple[int, int, int | None]]:
-    """Find rows of a request, requests and a bound on their keys for each kind of launch.
-
-    tree: what rows after the first are nodes of; None: they are chains, or prompts
-    """
-    found: dict[object, tuple[int, int, int | None]] = {}
-    for query_len, longest in product(query_lens, key_bounds(runner.sizes.most_keys)):
-        most = min(runner.sizes.max_num_seqs, max(max_rows // query_len, 1))
-        for count in range(1, most + 1):
-            kind = tuple(_attention_kinds(runner, count, query_len, longest, tree))
-            found.setdefault(kind, (query_len, count, longest))
-    return found.values()
-
-
-def _attention_kinds(
-    runner: Runner, count: int, query_len: int, longest: int | None, tree: TreeShape | None
-) -> Iterator[object]:
-    passes = [(query_len, False)]
-    if tree is not None and query_len > 1:  # nodes, the draft's levels, accepted paths
-        passes = [(query_len, True), (tree.top_k, True), (tree.path_len, False)]
-    for heads in runner.heads:
-        for rows, has_paths in (*passes, (1, False)):  # the last layer of prompts and of drafts
-            yield plan_launch(count, rows, heads, has_paths=has_paths, most_keys=longest).kind
+    for count, keys in tree_cuts(runner):
+        yield tree_round(runner, count, longest=keys)
 
 
 def samplings(runner: Runner) -> Iterator[Step]:
@@ -200,13 +157,14 @@ def tree_round(
     num_reqs: int,
     flags: SamplingFlags = GREEDY,
     parts: Sequence[PromptPart] = (),
+    longest: int | None = None,
 ) -> Step:
     """Draft trees after requests without state rows, where others draft chains.
 
-    parts: of prompts beside them
+    parts: of prompts beside them. longest: see round_of
     """
     shape = runner.sizes.shape_of(num_reqs, is_wide=True)
-    return round_of(runner, num_reqs, shape, flags, parts=parts)
+    return round_of(runner, num_reqs, shape, flags, parts=parts, longest=longest)
 
 
 def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
@@ -311,10 +269,10 @@ def round_of(
 ) -> Step:
     """Make a round of padding, see Runner.run_step. next_shape: None: as the shape.
 
-    longest: bounds the keys; None: the context does
+    longest: bounds the keys, those of the draft's levels too; None: the context does
     """
     sizes = runner.sizes
-    computed = sizes.max_model_len if longest is None else max(longest - sizes.path_len, 0)
+    computed = sizes.max_model_len if longest is None else max(longest - 2 * sizes.path_len, 0)
     if next_shape is None:
         next_shape = shape if shape.nodes else IDLE
     round = Round(

@@ -209,6 +209,7 @@ def test_sampled_rounds_in_graphs_change_no_token_and_no_accepted_count(
         assert counters["draft_decode"].replays.keys() == {FULL}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_in_a_loop_of_16_every_step_that_fits_replays_a_graph(
     pair, greedy, prompts, monkeypatch, backend

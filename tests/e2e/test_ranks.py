@@ -149,9 +149,9 @@ def trees():
 
 
 def test_trees_are_those_of_one_rank(trees, requests, expected):
-    few = [each[2:7] for each in requests]
+    few = [each[2:6] for each in requests]
     outputs = outputs_of(trees, few)
-    assert told(outputs) == expected[2:7]
+    assert told(outputs) == expected[2:6]
     of_one = outputs_of(ranks(TREE, 1, max_num_batched_tokens=64), few)
     assert rounds_of(outputs) == rounds_of(of_one)
     assert trees.engine.runner.num_tree_rounds > 5
@@ -213,7 +213,7 @@ def test_drafts_are_accepted_by_their_probabilities_as_on_one_rank(requests):
 def test_experts_are_those_of_one_rank(requests):
     """The draft is whole on both ranks."""
     draft = chain_of(3, "demo-experts", draft_tensor_parallel_size=1)
-    few = [each[:4] for each in requests]
+    few = [each[:2] for each in requests]
     with ranks(draft, model="demo-experts") as llm:
         outputs = outputs_of(llm, few)
         assert llm.engine.runner.target.model.experts.num == 16

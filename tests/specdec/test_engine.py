@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from specdec import LLM, SamplingParams
+from specdec.parallel.processes import RankError
+from specdec.rounds.results import PendingResult
 from tests.reference import Cache, Reference
 from weights.demo import demo_directory
 
@@ -216,3 +218,49 @@ def test_a_prompt_is_found_in_the_cache_at_most_once(prompts):
         counts = {each.name: each.value for each in llm.get_metrics() if hasattr(each, "value")}
         assert counts["specdec:prefix_cache_queries"] == 3 * 90
         assert counts["specdec:prefix_cache_hits"] == 0
+
+
+class FailingRanks:
+    """Other ranks, one of which fails once so many results were read."""
+
+    def __init__(self, left):
+        self.left = left
+
+    def step(self, step):
+        return step
+
+    def start_rows(self, starts, grown):
+        pass
+
+    def compare(self, pending, result):
+        pass
+
+    def check(self):
+        if self.left == 0:
+            raise RankError("rank 1 ended")
+
+    def fail_after(self, error):
+        self.left = 0
+
+
+@pytest.mark.parametrize("num_read", [0, 3])
+def test_what_was_read_after_a_rank_has_failed_is_not_delivered(monkeypatch, num_read):
+    """Rank 0's device no longer waits for the others then, so it may be anything."""
+    llm = LLM("demo", None, max_model_len=256, device="cpu")
+    followers = FailingRanks(num_read + 1)
+    llm.engine.runner.followers = followers
+    read = PendingResult.read
+
+    def failing(pending):
+        followers.left -= 1
+        return read(pending)
+
+    monkeypatch.setattr(PendingResult, "read", failing)
+    params = SamplingParams(temperature=0.0, max_tokens=num_read + 1, ignore_eos=True)
+    (request,) = llm.engine.add_requests([("def", params)])
+    for _ in range(num_read):
+        llm.engine.step()
+    with pytest.raises(RankError, match="rank 1 ended"):
+        llm.engine.step()
+    assert request.finish.reason == "error"
+    assert len(request.token_ids) == num_read

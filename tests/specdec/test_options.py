@@ -60,6 +60,7 @@ def test_help_shows_each_option_with_its_default(owner):
     }
 
 
+@pytest.mark.slow
 def test_mypy_finds_misspelt_arguments_in_a_users_file(tmp_path):
     file = tmp_path / "user.py"
     file.write_text(MISSPELT)

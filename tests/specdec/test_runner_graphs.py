@@ -298,6 +298,7 @@ def test_nothing_is_captured_once_serving_began(expected, backend):
         runner.graphs.target.decode.capture(runner.target.make_verify)
 
 
+@pytest.mark.slow
 @graphs
 def test_two_engines_that_start_in_two_threads_do_not_forbid_each_others_captures(
     monkeypatch, expected, backend

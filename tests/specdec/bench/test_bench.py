@@ -137,6 +137,7 @@ def test_trees_are_compared_with_chains_and_plain_decoding(bench, monkeypatch):
     assert always["verified"] < 5 == whole["verified"]
 
 
+@pytest.mark.slow
 def test_trees_temperatures_and_thresholds_are_those_asked_for(bench, monkeypatch):
     monkeypatch.setattr("specdec.bench.bench.SEEDS", (0,))
     asked = {"trees": [TreeShape(num_levels=3, top_k=3, num_nodes=5)], "thresholds": [0.3, 0.6]}
@@ -200,6 +201,7 @@ def test_phases_of_a_round_add_up_to_it(bench):
     assert 0 < one["of_floor"] < 1
 
 
+@pytest.mark.slow
 def test_every_other_suite_runs(bench):
     bench.options = replace(bench.options, contexts=(30, 70))
     names = ("longest_context", "shortest_context", "batch")

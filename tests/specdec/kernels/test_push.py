@@ -12,7 +12,15 @@ import pytest
 import torch
 
 from specdec.kernels import push as module
-from specdec.kernels.push import Boxes, can_push, push_all, push_rows, words_of
+from specdec.kernels.push import (
+    GAVE_UP,
+    Boxes,
+    can_push,
+    push_all,
+    push_in_all_forms,
+    push_rows,
+    words_of,
+)
 from specdec.kernels.sum_order import add_parts
 
 FEW, MANY = 2048, 4 * module.BLOCK_OF_MANY
@@ -27,6 +35,9 @@ def small_boxes(monkeypatch):
     sizes = {"FEW": FEW, "MANY": MANY, "NUM_PROGRAMS": MANY // module.BLOCK_OF_MANY, "TRIES": 1}
     for name, size in sizes.items():
         monkeypatch.setattr(module, name, size)
+
+
+FORMS = {(1, False), (2, False), (1, True)}  # parts, and whether rows are dealt
 
 
 class Ranks:
@@ -66,7 +77,7 @@ def gathered(ranks, own):
 def test_every_rank_has_all_tensors_by_rank(n):
     torch.manual_seed(0)
     ranks = Ranks(n)
-    for turn in range(5):
+    for turn in range(3):  # a box is used again
         for shape, dtype in SHAPES:
             own = [(100 * torch.randn(1, *shape) + 7 * turn).to(dtype) for _ in range(n)]
             for found in gathered(ranks, own):
@@ -129,6 +140,32 @@ def test_a_rank_waits_for_what_comes_late(width):
     push_all(second[0], out, boxes)
     writer.join()
     assert torch.equal(out, torch.cat(second))
+
+
+@pytest.mark.parametrize("width", [8, FEW + 8])
+def test_a_rank_gives_up_where_another_never_comes(monkeypatch, width):
+    monkeypatch.setattr(module, "LONGEST", 3)
+    ranks = Ranks(2)
+    boxes = ranks.boxes[0]
+    push_all(torch.ones(1, width), torch.empty(2, width), boxes)
+    assert boxes.stopped.item() == GAVE_UP
+    push_all(torch.ones(1, width), torch.empty(2, width), boxes)  # at once
+
+
+def test_every_form_is_launched(monkeypatch):
+    ranks = Ranks(2)
+    boxes = ranks.boxes[0]
+    boxes.stopped.fill_(1)
+    forms = set()
+    real = module._launch
+
+    def launch(own, out, boxes, each, total, **constants):
+        forms.add((each > 4 * FEW, *constants.values()))
+        real(own, out, boxes, each, total, **constants)
+
+    monkeypatch.setattr(module, "_launch", launch)
+    push_in_all_forms(boxes, 2)
+    assert forms == {(many, *form) for many in (False, True) for form in FORMS}
 
 
 def test_a_rank_that_is_in_the_next_exchange_is_not_waited_for():

@@ -12,8 +12,10 @@ from specdec.kernels.attention.query_rows import Paths, QueryRows
 from specdec.kernels.attention.splits import num_splits
 from specdec.kernels.attention.wide_splits import WalkPrograms
 from specdec.kernels.repeated import Repeated
+from specdec.scheduling.work import Round
 from specdec.sizes import EngineSizes, TreeShape
-from specdec.start.compile_ahead import ATTENTION_ROWS, attention_cuts, shared_cuts
+from specdec.start.attention_cuts import attention_cuts, shared_cuts, tree_cuts
+from specdec.start.compile_ahead import ATTENTION_ROWS, tree_round
 
 ALONE_KEYS = 4096
 BUDGET = 8192  # max_num_batched_tokens
@@ -54,7 +56,7 @@ def test_attention_is_compiled_ahead_for_every_chunk(monkeypatch, group, alone_k
                 plan_launch(count, length, heads, most_keys=longest).kind
                 for length, count, longest in cuts
             }
-            for length, longest in product(range(1, 70), (100, ALONE_KEYS, ALONE_KEYS + 1, None)):
+            for length, longest in product(range(1, 70), (100, None)):
                 most = min(max_num_seqs, BUDGET // length)
                 plans = (plan_launch(n, length, heads, most_keys=longest) for n in counts(most))
                 missing |= {plan.kind for plan in plans} - ahead
@@ -127,6 +129,42 @@ def test_passes_with_equally_many_splits_are_cut_in_one_way():
     assert key_bounds(2048) == [2048]
     assert key_bounds(4096) == [3072, 4096]
     assert key_bounds(4160) == [3072, 4096, 4160]
+
+
+@pytest.mark.parametrize("max_model_len", [3000, 8000, 17568])
+def test_attention_to_trees_beside_chains_is_compiled_ahead(monkeypatch, max_model_len):
+    """Steps run in pieces where prompts ride, whatever the contexts are at that time."""
+    tree = TreeShape(num_levels=8, top_k=10, num_nodes=32)
+    sizes = EngineSizes(
+        max_model_len=max_model_len,
+        max_num_seqs=8,
+        max_num_batched_tokens=8192,
+        num_kv_blocks=1000,
+        num_speculative_tokens=8,
+        is_adaptive=True,
+        tree=tree,
+    )
+    heads = HeadShape(8, 8, 128, 2)
+
+    def kinds(count: int, max_seq_len: int) -> set[object]:
+        passes = [(sizes.shape_of(count, is_wide=True).rows, max_seq_len)]
+        passes += [(tree.top_k, min(max_seq_len + tree.num_levels, max_model_len))]
+        return {
+            (rows, plan_launch(count, rows, heads, has_paths=True, most_keys=keys).kind)
+            for rows, keys in passes
+        }
+
+    def step_of(round: Round, computed: int, flags: object) -> SimpleNamespace:
+        bound = min(computed + sizes.path_len, max_model_len)
+        return SimpleNamespace(count=len(round.state_rows), longest=bound)
+
+    runner = SimpleNamespace(sizes=sizes, heads=(heads,), step_of=step_of)
+    steps = [tree_round(runner, count, longest=keys) for count, keys in tree_cuts(runner)]
+    ahead = {kind for step in steps for kind in kinds(step.count, step.longest)}
+    for count in range(1, sizes.max_tree_requests + 1):
+        for longest in (64, 3000, 3064, 3072, 3073, 4096, 4097, max_model_len):
+            if longest <= max_model_len:
+                assert kinds(count, longest) <= ahead, (count, longest)
 
 
 @pytest.mark.parametrize("has_wgmma", [False, True])

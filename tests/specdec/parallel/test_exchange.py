@@ -5,14 +5,22 @@ import torch
 
 from specdec.kernels import active_mode, setting
 from specdec.kernels.linear import Sums
+from specdec.kernels.norms import add_rms_norm
+from specdec.kernels.sum_order import add_parts
+from specdec.parallel import exchange as module
 from specdec.parallel.exchange import Exchange
+from tests.specdec.fake_ranks import FakeRanks
 from tests.specdec.parallel.reads import (
     BORDER,
+    EPS,
     Case,
+    D,
+    exchange_of,
     gather_all,
     look_up,
     merged,
     move,
+    numbers,
     parts_of,
     read_alone,
     read_together,
@@ -117,3 +125,34 @@ def test_every_rank_is_dealt_some_rows(size):
         shares = [exchange.share(num_rows) for exchange in exchanges]
         assert min(map(len, shares)) > 0
         assert [t for share in shares for t in share] == list(range(num_rows))
+
+
+def push_all(own_PX, out_nX, rank):
+    out_nX.copy_(rank.gather(add_parts(own_PX)))
+
+
+def push_rows(own_TD, out_nRD, rank, num_rows):
+    mine = slice(rank.rank * num_rows, (rank.rank + 1) * num_rows)
+    out_nRD.copy_(rank.gather(own_TD)[:, mine])
+
+
+@pytest.mark.parametrize(
+    "num_parts, num_rows", [*((1, T) for T in (1, BORDER, BORDER + 1, 39)), (2, 1), (2, BORDER)]
+)
+def test_parts_that_gpus_push_are_added_in_the_order_of_all(monkeypatch, num_rows, num_parts):
+    """By kernels of push.py in place of a library; of many rows there is one part."""
+    for each in (push_all, push_rows):
+        monkeypatch.setattr(module, each.__name__, each)
+    case = Case(num_rows, torch.float32)
+    parts_STD = numbers(case, "all parts", 2 * num_parts, num_rows, D)
+    stream_TD, weight_D = numbers(case, "stream", num_rows, D), numbers(case, "weight", D)
+
+    def read(rank):
+        border = exchange_of(Shard(rank.rank, 2), "none").border
+        exchange = Exchange(Shard(rank.rank, 2), "none", border, boxes=rank)
+        own_PTD = parts_STD[num_parts * rank.rank :][:num_parts]
+        return exchange.add_rms_norm(Sums(own_PTD, None), stream_TD, weight_D, EPS, None)
+
+    expected = add_rms_norm(Sums(parts_STD, None), stream_TD, weight_D, EPS)
+    for found in FakeRanks(2).run(read):
+        assert all(map(torch.equal, found, expected))

@@ -20,7 +20,7 @@ from specdec.models.experts import rows_adding_experts
 from specdec.parallel.exchange import Exchange
 from specdec.parallel.followers import Followers
 from specdec.passes.contexts import ForwardContexts
-from specdec.passes.families import Captures, GraphFamilies
+from specdec.passes.families import GraphFamilies
 from specdec.requests.params import GREEDY, SamplingFlags
 from specdec.rounds.buffers import StepBuffers
 from specdec.rounds.results import PendingResult, Results, StepResult
@@ -200,7 +200,7 @@ class Runner:
         return Step(
             **values,
             max_seq_len=max_seq_len,
-            passes=self.graphs.passes(round, flags.noise),
+            passes=self.graphs.passes(round, flags.noise, is_greedy=not flags.logits),
             flags=flags,
             is_pq=round.num_verified > 0 and flags.logits and self.acceptance != "exact",
             masks=masks,
@@ -245,19 +245,20 @@ class Runner:
     def capture(self) -> None:
         """Capture the graphs of every family; until then, and without a backend, all is eager."""
         with torch.inference_mode():
-            self.graphs.capture(self._captures())
+            self.graphs.capture(self.acts.captures())
 
     def measure(self) -> dict[str, int]:
         """Measure the graphs of each family by their largest ones, in bytes; none is kept."""
         with torch.inference_mode():
-            return self.graphs.measure(self._captures())
+            return self.graphs.measure(self.acts.captures())
 
     def _new_acts(self, target: LoadedTarget, eagle: LoadedEagle | None) -> Acts:
         d2t = None if eagle is None else eagle.tensors.get("d2t")
         cut = self._cut(target.shard, target.config.vocab_size)
+        made = self.target.model, self.buffers, self.state, self.acceptance, d2t, cut
         return Acts(
             target=self.target,
-            sampler=Sampler(self.target.model, self.buffers, self.state, self.acceptance, d2t, cut),
+            sampler=Sampler(*made, self.graphs.target.choice),
             draft=self.draft,
             buffers=self.buffers,
             state=self.state,
@@ -311,9 +312,6 @@ class Runner:
         if self.exchange is None or shard == WHOLE:
             return None
         return CutIds(shard, vocab_size, self.exchange)
-
-    def _captures(self) -> Captures:
-        return [*self.target.captures(), *(self.draft.captures() if self.draft is not None else ())]
 
     def _contexts(self, kv_cache: Tensor, has_paths: bool = False) -> ForwardContexts:
         rows, bound = (self.buffers, self.state), self.sizes.max_model_len

@@ -38,8 +38,8 @@ nothing reads the hidden states of a prompt's rows but the last, they stay what 
 
 Nothing reads the device from the host between `fill` and the end of the draft, except the masks of
 guided requests, which wait for what the step before has sent. The step says how each act runs:
-`step.passes` names the graphs (passes/families.py), `step.flags` what its requests ask of the
-sampler.
+`step.passes` names the graphs (passes/families.py), greedy choices after a graph's rows among them;
+`step.flags` is what its requests ask of the sampler.
 """
 
 from dataclasses import dataclass
@@ -48,6 +48,7 @@ import numpy as np
 
 from specdec.drafts.drafter import Drafter
 from specdec.parallel.followers import Followers
+from specdec.passes.families import Captures
 from specdec.rounds.buffers import StepBuffers
 from specdec.rounds.commit import commit_round
 from specdec.rounds.fill import fill_round
@@ -83,6 +84,14 @@ class Acts:
     results: Results
     max_model_len: int
     followers: Followers | None = None
+
+    def captures(self) -> Captures:
+        """List what is captured, in order."""
+        choice = (
+            [] if self.sampler.graphs is None else [(self.sampler.graphs, self.sampler.make_choice)]
+        )
+        of_draft = () if self.draft is None else self.draft.captures()
+        return [*self.target.captures(), *choice, *of_draft]
 
     def run(self, step: Step) -> None:
         if self.followers is not None:

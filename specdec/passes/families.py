@@ -3,6 +3,7 @@
     target.prefill  PIECEWISE  steps with prompts
     target.decode   FULL       rounds: the rows of each request, or rows that are shared out
     target.plain    FULL       rounds of an engine with a draft in which no request drafts
+    target.choice   FULL       what is chosen after all rows of a round whose requests are greedy
     draft.prefill   both       with prompts in pieces, after a round whole or in pieces; where
                                nothing is drafted, a draft of one layer extends its KV op by op
     draft.decode    FULL       the further levels: of chains one row per request, else several
@@ -12,10 +13,10 @@ Where rows are shared out (EngineSizes.is_adaptive), target.decode and draft.pre
 requests and rows, and draft.decode is one level, replayed for each. captured.py says which sizes
 there are.
 
-The target's graphs end at the hidden states; its tokens are chosen after them. The draft chooses
-inside its own, so those of each Proposal are a kind of their own: greedy or drawn, of width 1 or
-above. In counters and logs the dot is an underscore; cuda_graph_modes sets plain with
-target_decode.
+The target's graphs end at the hidden states; its tokens are chosen after them, kernel by kernel
+unless target.choice does it. The draft chooses inside its own, so those of each Proposal are a kind
+of their own: greedy or drawn, of width 1 or above. In counters and logs the dot is an underscore;
+cuda_graph_modes sets plain and choice with target_decode.
 """
 
 import itertools
@@ -45,6 +46,7 @@ class TargetGraphs:
     prefill: CudaGraphManager
     decode: CudaGraphManager
     plain: CudaGraphManager | None
+    choice: CudaGraphManager
 
     def of_round(self, num_rows: int | None) -> CudaGraphManager:
         """Find the family of rounds with so many rows for each request; None: they differ."""
@@ -82,9 +84,20 @@ class GraphFamilies:
         self.target = self._target(has_draft)
         self.draft = self._draft() if has_draft else None
 
-    def passes(self, round: Round, is_drawn: bool) -> Passes:
-        """Choose the graphs of a step. is_drawn: the draft draws with noise."""
-        target, B, V = self._verifying(round), round.num_reqs, round.num_verified
+    def passes(self, round: Round, is_drawn: bool, is_greedy: bool = False) -> Passes:
+        """Choose the graphs of a step.
+
+        is_drawn: the draft draws with noise. is_greedy: no token is chosen by written logits
+        """
+        target = self._verifying(round)
+        choice = None
+        if is_greedy and not round.parts:
+            rows = target.descriptor.num_tokens
+            choice = self.target.choice.dispatch(rows, rows, 1)
+        return replace(self._with_draft(round, target, is_drawn), choice=choice)
+
+    def _with_draft(self, round: Round, target: Dispatch, is_drawn: bool) -> Passes:
+        B, V = round.num_reqs, round.num_verified
         if self.draft is None or round.next_shape == IDLE:
             return Passes(target=target)
         if not round.parts and not round.next_shape.nodes and round.num_verify_rows == V:
@@ -153,12 +166,17 @@ class GraphFamilies:
             shapes = [(n, sizes.shape_of(n, is_wide=True).rows) for n in self.tree_sizes]
             wide = [BatchDescriptor(n * N, n, N) for n, N in shapes]
             rounds = CaptureSizes(requests=(), tokens=(), further=(*shared, *wide))
-        prefill, decode = "target_prefill", "target_decode"
-        return TargetGraphs(
-            prefill=self._manager(prefill, self._rounds(Q), config.modes[prefill], Q),
-            decode=self._manager(decode, rounds, _mode_of(config, decode), Q),
-            plain=self._plain() if has_draft else None,
+        prefill = self._manager(
+            "target_prefill", self._rounds(Q), config.modes["target_prefill"], Q
         )
+        mode = _mode_of(config, "target_decode")
+        decode = self._manager("target_decode", rounds, mode, Q)
+        plain = self._plain() if has_draft else None
+        captured = [*decode.descriptors(), *(() if plain is None else plain.descriptors())]
+        num_rows = tuple(sorted({desc.num_tokens for _, desc in captured}))
+        of_rows = CaptureSizes(requests=num_rows, tokens=())
+        choice = self._manager("target_choice", of_rows, mode, 1)
+        return TargetGraphs(prefill=prefill, decode=decode, plain=plain, choice=choice)
 
     def _rounds(self, query_len: int) -> CaptureSizes:
         """Choose numbers of requests with equally many rows each, and rows of steps in pieces."""

@@ -33,12 +33,14 @@ class RowMasks(NamedTuple):
 class Passes:
     """How each pass runs, over a graph's sizes or the true ones. None: it does not run.
 
+    choice: of the target's tokens; None: kernel by kernel, after the rows that decide alone
     extends_only: the draft's prefill writes KV and proposes nothing
     """
 
     target: Dispatch
     draft_prefill: Dispatch | None = None
     draft_decode: Dispatch | None = None
+    choice: Dispatch | None = None
     extends_only: bool = False
 
     @property

@@ -8,15 +8,19 @@ In the first two cases a draft is accepted if it equals the target's token: roun
 compares them. With p/q `_accept_by_pq` decides here how many drafts are accepted and hands the
 number to the commit; target_tokens then holds the accepted drafts and the token drawn after them.
 For requests that are not greedy, the head's logits go through processors, floor and noise, kernel
-by kernel, only where the requests of the step need them. All of it runs after the target's graph.
+by kernel, only where the requests of the step need them. All of it runs after the target's graph;
+greedy choices after all rows of a graph of the target are a graph themselves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from graphs.manager import CudaGraphManager
+from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.kernels.best_token import NOT_FINITE, StopMask, best_token, id_or_marker_ref
 from specdec.kernels.block_sums import powers_of, sum_over_ids
 from specdec.kernels.choose_token import NoiseKeys, choose_token
@@ -50,6 +54,7 @@ class Sampler:
 
     d2t: the draft's target ids, None: it has the target's.
     cut: the target's ids that this rank has logits of, where others have the rest
+    graphs: of greedy choices, by the rows of rounds; None: there are none
     """
 
     model: DecoderModel
@@ -58,20 +63,23 @@ class Sampler:
     rule: str
     d2t: Tensor | None
     cut: CutIds | None = None
+    graphs: CudaGraphManager | None = None
     _raw_TV: Tensor | None = None  # of the step, where a request asks for logprobs
 
     def choose(self, step: Step) -> None:
         """Choose the token after each decided row, to target_tokens."""
         self._raw_TV = None  # of a step that was out of memory
+        how = step.passes.choice
+        if how is not None and how.mode is CUDAGraphMode.FULL:
+            assert self.graphs is not None, how
+            self.graphs.run_fullgraph(how.descriptor)
+            return
         rows, hidden_TD = self._decided_rows(step)
         out_T = self.buffers.target_tokens[: step.num_decided]
         flags = step.flags
         is_exact = self.rule == "exact"
         if not flags.logits:
-            state = self.state  # no logits are written out
-            mask = StopMask(rows.position_T, rows.state_T, state.min_positions, state.stop_ids)
-            head = hidden_TD, self.model.lm_head.weight, out_T, mask, self.model.logits_factor
-            best_token(*head, self.cut)
+            self._choose_best(rows.position_T, rows.state_T, hidden_TD, out_T)
             return
         logits_TV = self.model.logits(hidden_TD)
         self._raw_TV = logits_TV.clone() if flags.logprobs >= 0 else None
@@ -95,6 +103,21 @@ class Sampler:
         R = step.num_verify_rows
         if R > 0:
             self._accept_by_pq(logits_TV[:R], floor_T[:R], step.shape.rows, noise_keys.rows(0, R))
+
+    def _choose_best(
+        self, position_T: Tensor, state_T: Tensor, hidden_TD: Tensor, out_T: Tensor
+    ) -> None:
+        """Choose greedily; no logits are written out."""
+        mask = StopMask(position_T, state_T, self.state.min_positions, self.state.stop_ids)
+        head = hidden_TD, self.model.lm_head.weight, out_T, mask, self.model.logits_factor
+        best_token(*head, self.cut)
+
+    def make_choice(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
+        """Make the choice after rows of padding, to warm up and capture."""
+        buffers, T = self.buffers, desc.num_tokens
+        buffers.fill_padding([1] * min(T, buffers.sizes.max_num_seqs))
+        rows = buffers.positions, buffers.sample_states, buffers.hidden_states
+        return partial(self._choose_best, *(each[:T] for each in (*rows, buffers.target_tokens)))
 
     def record(self, step: Step) -> RecordedLogprobs:
         """Record the step after the commit: token counts; logprobs of sampled and prompt tokens."""

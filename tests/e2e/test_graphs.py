@@ -127,7 +127,7 @@ def test_graphs_change_no_token_and_no_accepted_count(
     ]
     assert counters["target_decode"].replays.keys() == {FULL}
     assert counters["target_prefill"].replays.keys() == {PIECEWISE}
-    families = {"target_prefill", "target_decode"}
+    families = {"target_prefill", "target_decode", "target_choice"}
     families |= {"draft_prefill", "draft_decode", "target_plain"} if k else set()
     assert {name for name in counters if not name.endswith("_sampled")} == families
 

@@ -91,7 +91,7 @@ class GraphFamilies:
         """
         target = self._verifying(round)
         choice = None
-        if is_greedy and not round.parts:
+        if is_greedy and target.mode is CUDAGraphMode.FULL:
             rows = target.descriptor.num_tokens
             choice = self.target.choice.dispatch(rows, rows, 1)
         return replace(self._with_draft(round, target, is_drawn), choice=choice)

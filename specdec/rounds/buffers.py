@@ -141,6 +141,7 @@ class StepBuffers:
             for buffer in (self.input_ids, self.positions, self.draft_input_ids):
                 buffer[start:end].zero_()
             self.slot_mapping[start:end].fill_(-1)
+            self.sample_states[start:end].fill_(-1)  # a graph chooses after them too
 
 
 class Candidates:

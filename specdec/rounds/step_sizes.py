@@ -33,7 +33,8 @@ class RowMasks(NamedTuple):
 class Passes:
     """How each pass runs, over a graph's sizes or the true ones. None: it does not run.
 
-    choice: of the target's tokens; None: kernel by kernel, after the rows that decide alone
+    choice: of the target's tokens after all rows of its graph; None: kernel by kernel, after the
+        rows that decide alone
     extends_only: the draft's prefill writes KV and proposes nothing
     """
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from graphs.manager import CudaGraphManager
-from graphs.modes import BatchDescriptor, CUDAGraphMode
+from graphs.modes import BatchDescriptor
 from specdec.kernels.best_token import NOT_FINITE, StopMask, best_token, id_or_marker_ref
 from specdec.kernels.block_sums import powers_of, sum_over_ids
 from specdec.kernels.choose_token import NoiseKeys, choose_token
@@ -70,7 +70,7 @@ class Sampler:
         """Choose the token after each decided row, to target_tokens."""
         self._raw_TV = None  # of a step that was out of memory
         how = step.passes.choice
-        if how is not None and how.mode is CUDAGraphMode.FULL:
+        if how is not None:
             assert self.graphs is not None, how
             self.graphs.run_fullgraph(how.descriptor)
             return

@@ -170,7 +170,8 @@ def test_graphs_replay_what_runs_eagerly(make, greedy, prompts, sizes, token_siz
         found.append([(each.outputs[0].token_ids, each.stats.rounds) for each in outputs])
     assert found[0] == found[1]
     counters = llm.graph_counters()
-    for name in ("target_decode", "target_plain", "draft_prefill", "draft_decode", "draft_extend"):
+    of_target = "target_decode", "target_plain", "target_choice"
+    for name in (*of_target, "draft_prefill", "draft_decode", "draft_extend"):
         assert counters[name].replays[CUDAGraphMode.FULL] > 0, name
     modes = {kind.mode for counts in counters.values() for kind in counts.batches}
     assert CUDAGraphMode.NONE not in modes

@@ -1,5 +1,6 @@
 """The bundled pair in graphs: the same tokens and accepted counts as eager, round for round."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -130,6 +131,20 @@ def test_graphs_change_no_token_and_no_accepted_count(
     families = {"target_prefill", "target_decode", "target_choice"}
     families |= {"draft_prefill", "draft_decode", "target_plain"} if k else set()
     assert {name for name in counters if not name.endswith("_sampled")} == families
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_choices_are_a_graph_where_a_graph_ran_and_nobody_asks_for_logits(
+    engine_of, greedy, prompts, backend
+):
+    engine = engine_of("eagle3", 3, backend)
+    asked = {"temperature": 0.8, "seed": 1}, {"logprobs": 1}, {"presence_penalty": 0.1}
+    for values in ({}, *asked):
+        params = replace(greedy(6), **values)
+        _, counters = run(engine, [(prompt, params) for prompt in prompts[:2]])
+        assert counters["target_decode"].replays[FULL] > 0
+        replays = counters["target_decode"].replays + counters["target_plain"].replays
+        assert counters["target_choice"].replays == (Counter() if values else replays)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -47,7 +47,8 @@ def test_rows_are_padded_from_one_to_another(buffers):
     buffers.pad_rows(4, 7)
     for name in ("input_ids", "positions", "draft_input_ids"):
         assert getattr(buffers, name).tolist() == [77] * 4 + [0] * 3 + [77] * 2, name
-    assert buffers.slot_mapping.tolist() == [77] * 4 + [-1] * 3 + [77] * 2
+    for name in ("slot_mapping", "sample_states"):
+        assert getattr(buffers, name).tolist() == [77] * 4 + [-1] * 3 + [77] * 2, name
 
 
 def test_padding_with_a_path_sees_one_slot_that_no_request_owns():

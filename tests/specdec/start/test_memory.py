@@ -113,7 +113,9 @@ def test_the_largest_steps_write_scratch_only(backend):
         if torch.is_tensor(value)
     }
     run_largest_steps(runner)
-    assert all(counter.dispatches.total() for counter in runner.graphs.counters().values())
+    counters = runner.graphs.counters()
+    assert backend != "eager" or not counters.pop("target_choice").dispatches  # after graphs alone
+    assert all(counter.dispatches.total() for counter in counters.values())
     assert all(
         torch.equal(getattr(runner.state, name)[:-1], value) for name, value in before.items()
     )

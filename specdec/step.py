@@ -87,11 +87,9 @@ class Acts:
 
     def captures(self) -> Captures:
         """List what is captured, in order."""
-        choice = (
-            [] if self.sampler.graphs is None else [(self.sampler.graphs, self.sampler.make_choice)]
-        )
+        choice = self.target.graphs.choice, self.sampler.make_choice
         of_draft = () if self.draft is None else self.draft.captures()
-        return [*self.target.captures(), *choice, *of_draft]
+        return [*self.target.captures(), choice, *of_draft]
 
     def run(self, step: Step) -> None:
         if self.followers is not None:

@@ -3,8 +3,8 @@
 The splits that order a sum follow from the weight's shape (sum_order.py), so tuning never changes a
 token. Up to PARALLEL_ROWS rows they are made by programs for neighbouring ones each, whose parts
 the reader adds: the number of parts is the shipped table's or the rule's, the same for every number
-of rows, since graphs that torch.compile traced have it (which no part of a product's columns is in:
-see PUSHED_ROWS). The number of rows chooses the rest.
+of rows, since graphs that torch.compile traced have it. Only some columns of a weight, which it
+never traces, leave one part of more than PUSHED_ROWS rows. The number of rows chooses the rest.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from specdec.kernels.tile_shapes import (
 )
 
 MOST_WALKED = 2  # splits of a program for few rows: sums that wait take registers
-PUSHED_ROWS = 64  # of columns on several GPUs: for few rows, all parts keep multiprocessors busy
+PUSHED_ROWS = 64  # up to which each split of some columns is a part, so that programs fill a GPU
 
 Source = Literal["user", "shipped", "rule"]
 

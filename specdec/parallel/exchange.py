@@ -8,9 +8,9 @@ Few rows: every rank gathers all parts and reads all rows. Many: each rank is de
 rows, a block of neighbours, and reads these; then the normed rows are gathered, rounded as they
 are. The residual stream stays a share until somebody else reads it. Both ways give the same bits.
 
-GPUs write into each other's memory (kernels/push.py) what has room there: NCCL takes 4 us more for
-a row, and 7 for 64, and a graph with its kernels ten times as long to launch. It moves the rest,
-and gloo all that is on a CPU.
+GPUs write into each other's memory (kernels/push.py) what has room there. For a few rows NCCL takes
+4 us more, and a graph with its kernels takes the host ten times as long to launch; so it moves only
+the rest. On a CPU gloo moves all.
 
 Letters: T rows, D hidden, n ranks, R rows of this rank's share, k experts a row.
 """

@@ -81,7 +81,7 @@ def _plans(
 def _kinds(
     plans: Callable[[int | None], list[Launch]], most_keys: int | None
 ) -> Iterator[tuple[object, int | None]]:
-    """List the kinds of launches, and with how many keys: with fewer most are the same."""
+    """List the kinds of launches, each with a bound on keys; most are the same below it."""
     for longest in reversed(key_bounds(most_keys)):
         found = plans(longest)
         yield tuple(plan.kind for plan in found), longest

@@ -242,11 +242,11 @@ def padding_parts(
     """Make ends of prompts, from `start` on, whose keys and values go to the scratch block."""
     sizes = runner.sizes
     blocks = [sizes.num_kv_blocks] * sizes.blocks_per_request
-    tokens = [0] * (start + max(lengths, default=0))  # one list for all: it may be long
+    tokens = {length: [0] * (start + length) for length in {*lengths}}  # it may be long
     return [
         PromptPart(
             state_row=-1,
-            prompt=tokens[: start + length] if start == 0 else tokens,
+            prompt=tokens[length],
             start=start,
             length=length,
             blocks=blocks,

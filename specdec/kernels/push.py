@@ -1,15 +1,9 @@
 """Transfers by writing: each rank stores into the memory of the others, and waits for what they do.
 
-A program sends a block of numbers of 32 bits to each rank. There are two ways to say that they have
-arrived, both of them known from NCCL's protocols:
-
-    few     (LL)      each number is half a word of 64 bits, and the epoch of the exchange the other
-                      half: whoever reads a word of this epoch has the number; twice the bytes
-    many    (Simple)  numbers alone, and after them the epoch in a flag of the block: one more way
-                      over the link, after all that was written has arrived
-
-Nothing is added on the way but the parts that a rank's own product has left, in the order of
-sum_order.py.
+A number travels in a word of 64 bits with the epoch of the exchange in its other half: whoever
+reads a word of this epoch has the number, so nothing else has to say that it arrived. NCCL's
+protocol LL is built so. Words are read and written as a whole, two at a time. Nothing is added on
+the way but the parts that a rank's own product has left, in the order of sum_order.py.
 
 A program has places of its own in the boxes, and counts its epochs on the device, so graphs repeat
 them. It has two boxes in turn. A rank begins an exchange once it has ended the one before, in which
@@ -26,12 +20,10 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl
 from specdec.kernels.overlap import begin
-from specdec.kernels.sum_order import IS_COMPILED, added
+from specdec.kernels.sum_order import added
 
-FEW = 1 << 17  # numbers for one rank that go with epochs beside them
-MANY = 1 << 21  # that have room in a box
-BLOCK_OF_FEW, BLOCK_OF_MANY = 1024, 4096
-NUM_PROGRAMS = MANY // BLOCK_OF_MANY
+BLOCK = 1024  # numbers of 32 bits that a program sends to each rank
+NUMBERS = 1 << 20  # that have room in a box
 TRIES = 4096  # looks at what has not arrived, of a microsecond each, between two at `stopped`
 LONGEST = 1 << 18  # of these, after which it gives up
 GAVE_UP = 2
@@ -41,8 +33,8 @@ GAVE_UP = 2
 class Boxes:
     """The memory into which ranks write, as this rank knows it.
 
-    addresses_n: int64, where each rank's memory of words_of(n) words of 64 bits is, for this device
-    epochs:      int32 [2, NUM_PROGRAMS], of few and of many; they begin with 1, the words with 0
+    addresses_n: int64, where each rank's boxes are, int64 [2, n, NUMBERS], for this device
+    epochs:      int32 [NUMBERS / BLOCK]; they begin with 1, the words of boxes with 0
     stopped:     int32 [1] in memory of the host that the device knows; other than 0: programs wait
                  no more, and results are garbage. GAVE_UP is written by the device
     """
@@ -53,14 +45,9 @@ class Boxes:
     rank: int
 
 
-def words_of(num_ranks: int) -> int:
-    """Count the words of a rank's memory: boxes of few, of many, and flags of these."""
-    return num_ranks * (2 * FEW + MANY + NUM_PROGRAMS)
-
-
 def can_push(num_bytes: int) -> bool:
     """Whether so much for each rank has room and is some words of 64 bits."""
-    return num_bytes % 8 == 0 and 0 < num_bytes <= 4 * MANY
+    return num_bytes % 8 == 0 and 0 < num_bytes <= 4 * NUMBERS
 
 
 def push_all(own_PX: Tensor, out_nX: Tensor, boxes: Boxes) -> None:
@@ -85,12 +72,11 @@ def push_rows(own_TD: Tensor, out_nRD: Tensor, boxes: Boxes, num_rows: int) -> N
 
 def push_in_all_forms(boxes: Boxes, num_ranks: int) -> None:
     """Launch each kernel that there is, to compile them."""
-    for numbers in (2, 2 * FEW):
-        own_nX = boxes.addresses_n.new_empty(num_ranks, numbers, dtype=torch.float32)
-        out_nX = torch.empty_like(own_nX)
-        for parts in (1, 2):
-            push_all(own_nX[:1].expand(parts, -1).contiguous(), out_nX, boxes)
-        push_rows(own_nX, out_nX[:, None], boxes, 1)
+    own_nX = boxes.addresses_n.new_zeros(num_ranks, 2, dtype=torch.float32)
+    out_nX = torch.empty_like(own_nX)
+    for parts in (1, 2):
+        push_all(own_nX[:1].expand(parts, -1).contiguous(), out_nX, boxes)
+    push_rows(own_nX, out_nX[:, None], boxes, 1)
 
 
 def _bits(x: Tensor) -> Tensor:
@@ -101,17 +87,16 @@ def _launch(
     own: Tensor, out: Tensor, boxes: Boxes, each: int, total: int, **constants: int
 ) -> None:
     """each: bytes for a rank; total: of all that is dealt."""
-    are_few = each <= 4 * FEW
-    block = BLOCK_OF_FEW if are_few else BLOCK_OF_MANY
-    sizes = {"FEW": FEW, "MANY": MANY, "NUM_PROGRAMS": NUM_PROGRAMS}
-    sizes |= {"TRIES": TRIES, "LONGEST": LONGEST, "GAVE_UP": GAVE_UP}
-    constants |= {"ARE_FEW": are_few, "RANKS": len(out), "BLOCK": block, **sizes}
-    at = boxes.addresses_n, boxes.epochs[int(not are_few)], boxes.stopped, boxes.rank
-    _push_kernel[(-(-each // (4 * block)),)](
+    at = boxes.addresses_n, boxes.epochs, boxes.stopped, boxes.rank
+    sizes = {"RANKS": len(out), "BLOCK": BLOCK, "NUMBERS": NUMBERS}
+    limits = {"TRIES": TRIES, "LONGEST": LONGEST, "GAVE_UP": GAVE_UP}
+    _push_kernel[(-(-each // (4 * BLOCK)),)](
         _bits(out),
         *(own, *at, each // 8, total // 8),
-        num_warps=4 if are_few else 8,
+        num_warps=4,
         **constants,
+        **sizes,
+        **limits,
         **launch_options(out),
     )
 
@@ -121,19 +106,16 @@ def _push_kernel(
     out_ptr,  # [RANKS, W]; of dealt rows as many as this rank has
     own_ptr,  # [1, W], or [PARTS, W] float32; dealt: as many words as all_pairs says
     addresses_ptr,  # [RANKS]
-    epochs_ptr,  # [NUM_PROGRAMS]
+    epochs_ptr,  # [NUMBERS / BLOCK]
     stopped_ptr,  # [1]
     rank,
     pairs,  # W / 2
     all_pairs,
     PARTS: tl.constexpr,
     IS_DEALT: tl.constexpr,
-    ARE_FEW: tl.constexpr,
     RANKS: tl.constexpr,
     BLOCK: tl.constexpr,
-    FEW: tl.constexpr,
-    MANY: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr,
+    NUMBERS: tl.constexpr,
     TRIES: tl.constexpr,
     LONGEST: tl.constexpr,
     GAVE_UP: tl.constexpr,
@@ -158,65 +140,31 @@ def _push_kernel(
         if IS_DEALT:
             is_sent = at < tl.minimum(pairs, all_pairs - to * pairs) * 2
             sent = tl.load(own_ptr + to * W + at, mask=is_sent, other=0)
-        few, many, flag = _places(addresses_ptr, to, turn, rank, p, RANKS, FEW, MANY, NUM_PROGRAMS)
-        if ARE_FEW:
-            word = (epoch.to(tl.int64) << 32) | (sent.to(tl.int64) & 0xFFFFFFFF)
-            tl.store(few + at, word, mask=is_sent, cache_modifier=".wt")
-        else:
-            tl.store(many + at, sent, mask=is_sent)
-            _have_arrived(epoch)
-            tl.debug_barrier()
-            tl.store(flag, epoch, cache_modifier=".wt")
+        word = (epoch.to(tl.int64) << 32) | (sent.to(tl.int64) & 0xFFFFFFFF)
+        box = _box(addresses_ptr, to) + (turn + rank) * NUMBERS
+        tl.store(box + at, word, mask=is_sent, cache_modifier=".wt")
     tl.store(out_ptr + rank * mine + at, own, mask=inside)
     for i in tl.static_range(1, RANKS):
         by = (rank + i) % RANKS
-        few, many, flag = _places(addresses_ptr, rank, turn, by, p, RANKS, FEW, MANY, NUM_PROGRAMS)
+        box = _box(addresses_ptr, rank) + (turn + by) * NUMBERS
+        word = tl.load(box + at, mask=inside, other=0, volatile=True)
+        is_late = _is_late(word, epoch, inside)
         tries = 0
-        if ARE_FEW:
-            word = tl.load(few + at, mask=inside, other=0, volatile=True)
+        while is_late:
+            word = tl.load(box + at, mask=inside, other=0, volatile=True)
             is_late = _is_late(word, epoch, inside)
-            while is_late:
-                word = tl.load(few + at, mask=inside, other=0, volatile=True)
-                is_late = _is_late(word, epoch, inside)
-                tries += 1
-                if tries % TRIES == 0:
-                    is_late = is_late & _goes_on(stopped_ptr, at, tries // TRIES, LONGEST, GAVE_UP)
-            found = word.to(tl.int32)
-        else:
-            # the other rank may be in the next exchange already
-            is_late = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - epoch < 0
-            while is_late:
-                is_late = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - epoch < 0
-                tries += 1
-                if tries % TRIES == 0:
-                    is_late = is_late & _goes_on(stopped_ptr, at, tries // TRIES, LONGEST, GAVE_UP)
-            found = tl.load(many + at, mask=inside, other=0, cache_modifier=".cg")
-        tl.store(out_ptr + by * mine + at, found, mask=inside)
+            tries += 1
+            if tries % TRIES == 0:
+                is_late = is_late & _goes_on(stopped_ptr, at, tries // TRIES, LONGEST, GAVE_UP)
+        tl.store(out_ptr + by * mine + at, word.to(tl.int32), mask=inside)
     tl.store(epochs_ptr + p, epoch + 1)
 
 
 @jit
-def _places(
-    addresses_ptr,
-    rank,
-    turn,
-    by,
-    p,
-    RANKS: tl.constexpr,
-    FEW: tl.constexpr,
-    MANY: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr,
-):
-    """Find the boxes of a rank for what another one sends, and the flag of a program.
-
-    Compilers have to know that 16 bytes may be read and written at a time.
-    """
+def _box(addresses_ptr, rank):
+    """Find a rank's boxes. Compilers have to know that two words are read at a time."""
     address = tl.load(addresses_ptr + rank)
-    few = tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16)
-    many = address + (turn + by) * (MANY * 4) + 2 * RANKS * FEW * 8
-    many = tl.multiple_of(many.to(tl.pointer_type(tl.int32)), 16)
-    flag = address + RANKS * (2 * FEW + MANY) * 8 + (by * NUM_PROGRAMS + p) * 8
-    return few + (turn + by) * FEW, many, flag.to(tl.pointer_type(tl.int32))
+    return tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16)
 
 
 @jit
@@ -224,20 +172,6 @@ def _is_late(word, epoch, inside):
     """Whether a number of this epoch is still on its way."""
     is_old = inside & ((word >> 32).to(tl.int32) != epoch)
     return tl.max(is_old.to(tl.int32), axis=0) != 0
-
-
-@jit
-def _have_arrived(epoch):
-    """Wait, in each thread, until what it has written is there for all GPUs and the host."""
-    if IS_COMPILED:
-        tl.inline_asm_elementwise(
-            "fence.acq_rel.sys; mov.u32 $0, $1;",
-            "=r,r,~{memory}",
-            [epoch],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
 
 
 @jit

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import (
     _unregister_process_group,
 )
 
-from specdec.kernels.push import GAVE_UP, NUM_PROGRAMS, Boxes, words_of
+from specdec.kernels.push import BLOCK, GAVE_UP, NUMBERS, Boxes
 from specdec.parallel.exchange import Exchange
 from specdec.parallel.processes import NO_MULTICAST
 from weights.shard import Shard
@@ -84,12 +84,13 @@ class Group:
     def _new_boxes(self, store: Store) -> Boxes:
         """Map the memory that ranks write into, of each rank into the others' address space."""
         _SymmetricMemory.set_group_info(self.name, self.rank, self.size, store)
-        args = (words_of(self.size),), (1,), torch.int64, self._device, self.name
+        num_words = 2 * self.size * NUMBERS
+        args = (num_words,), (1,), torch.int64, self._device, self.name
         self._memory = _SymmetricMemory.empty_strided_p2p(*args).zero_()
         self._mapped = _SymmetricMemory.rendezvous(self._memory, self.name)
         boxes = Boxes(
             addresses_n=torch.tensor([*self._mapped.buffer_ptrs], device=self._device),
-            epochs=torch.ones(2, NUM_PROGRAMS, dtype=torch.int32, device=self._device),
+            epochs=torch.ones(NUMBERS // BLOCK, dtype=torch.int32, device=self._device),
             stopped=torch.zeros(1, dtype=torch.int32, pin_memory=True),
             rank=self.rank,
         )

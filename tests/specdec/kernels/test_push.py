@@ -19,22 +19,20 @@ from specdec.kernels.push import (
     push_all,
     push_in_all_forms,
     push_rows,
-    words_of,
 )
 from specdec.kernels.sum_order import add_parts
 
-FEW, MANY = 2048, 4 * module.BLOCK_OF_MANY
+NUMBERS = 16 * module.BLOCK
 SHAPES = [
-    *(((2,), torch.float32), ((7,), torch.int64), ((3, 1000), torch.bfloat16)),  # few
-    *(((9, 1000), torch.float32), ((3, 5000), torch.bfloat16)),  # many
+    *(((2,), torch.float32), ((7,), torch.int64), ((3, 1000), torch.bfloat16)),
+    *(((9, 1000), torch.float32), ((3, 5000), torch.bfloat16)),
 ]
 
 
 @pytest.fixture(autouse=True)
 def small_boxes(monkeypatch):
-    sizes = {"FEW": FEW, "MANY": MANY, "NUM_PROGRAMS": MANY // module.BLOCK_OF_MANY, "TRIES": 1}
-    for name, size in sizes.items():
-        monkeypatch.setattr(module, name, size)
+    monkeypatch.setattr(module, "NUMBERS", NUMBERS)
+    monkeypatch.setattr(module, "TRIES", 1)
 
 
 FORMS = {(1, False), (2, False), (1, True)}  # parts, and whether rows are dealt
@@ -42,12 +40,12 @@ FORMS = {(1, False), (2, False), (1, True)}  # parts, and whether rows are dealt
 
 class Ranks:
     def __init__(self, n):
-        self.memory = [torch.zeros(words_of(n), dtype=torch.int64) for _ in range(n)]
+        self.memory = [torch.zeros(2 * n * NUMBERS, dtype=torch.int64) for _ in range(n)]
         addresses_n = torch.tensor([each.data_ptr() for each in self.memory])
         self.boxes = [
             Boxes(
                 addresses_n=addresses_n,
-                epochs=torch.ones(2, module.NUM_PROGRAMS, dtype=torch.int32),
+                epochs=torch.ones(NUMBERS // module.BLOCK, dtype=torch.int32),
                 stopped=torch.zeros(1, dtype=torch.int32),
                 rank=rank,
             )
@@ -116,7 +114,7 @@ def test_each_rank_is_dealt_its_rows_of_all(n, T, width):
             assert torch.equal(found, torch.stack([rows[mine] for rows in own]))
 
 
-@pytest.mark.parametrize("width", [8, FEW + 8])
+@pytest.mark.parametrize("width", [8, 2056])
 def test_a_rank_waits_for_what_comes_late(width):
     ranks = Ranks(2)
     first, second = ([torch.full((1, width), base + r) for r in range(2)] for base in (10.0, 20.0))
@@ -130,7 +128,7 @@ def test_a_rank_waits_for_what_comes_late(width):
     ranks.memory[0].copy_(before)
 
     def write():
-        for i in is_new.nonzero()[:, 0].split(300):  # the flag is the last of them
+        for i in is_new.nonzero()[:, 0].split(300):
             time.sleep(0.05)
             ranks.memory[0][i] = later[i]
 
@@ -142,7 +140,7 @@ def test_a_rank_waits_for_what_comes_late(width):
     assert torch.equal(out, torch.cat(second))
 
 
-@pytest.mark.parametrize("width", [8, FEW + 8])
+@pytest.mark.parametrize("width", [8, 2056])
 def test_a_rank_gives_up_where_another_never_comes(monkeypatch, width):
     monkeypatch.setattr(module, "LONGEST", 3)
     ranks = Ranks(2)
@@ -160,26 +158,14 @@ def test_every_form_is_launched(monkeypatch):
     real = module._launch
 
     def launch(own, out, boxes, each, total, **constants):
-        forms.add((each > 4 * FEW, *constants.values()))
+        forms.add(tuple(constants.values()))
         real(own, out, boxes, each, total, **constants)
 
     monkeypatch.setattr(module, "_launch", launch)
     push_in_all_forms(boxes, 2)
-    assert forms == {(many, *form) for many in (False, True) for form in FORMS}
-
-
-def test_a_rank_that_is_in_the_next_exchange_is_not_waited_for():
-    """Its flags say so, and its numbers lie in the other box."""
-    ranks, own = Ranks(2), [torch.full((1, 2 * FEW), float(turn)) for turn in range(2)]
-    other = ranks.boxes[1]
-    other.stopped.fill_(1)
-    for each in own:
-        push_all(each, torch.empty(2, 2 * FEW), other)
-    for each in own:
-        push_all(each, out := torch.empty(2, 2 * FEW), ranks.boxes[0])
-        assert torch.equal(out, each.expand(2, -1))
+    assert forms == FORMS
 
 
 def test_what_has_no_room_is_not_pushed():
-    sizes = (0, 4, 8, 12, 4 * MANY - 8, 4 * MANY, 4 * MANY + 8)
-    assert [size for size in sizes if can_push(size)] == [8, 4 * MANY - 8, 4 * MANY]
+    sizes = (0, 4, 8, 12, 4 * NUMBERS - 8, 4 * NUMBERS, 4 * NUMBERS + 8)
+    assert [size for size in sizes if can_push(size)] == [8, 4 * NUMBERS - 8, 4 * NUMBERS]

@@ -41,7 +41,7 @@ DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
 AS_IN_VLLM = "it is taken so that a script for vLLM runs, and changes nothing"
 # what the graphs of each family may be; the last one is the default
 GRAPH_MODES = {
-    "target_prefill": ("NONE", "PIECEWISE"),
+    "target_prefill": ("NONE", "PIECEWISE", "FULL_AND_PIECEWISE"),
     "target_decode": ("NONE", "FULL"),
     "draft_prefill": ("NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"),
     "draft_decode": ("NONE", "FULL"),
@@ -74,7 +74,7 @@ class GraphConfig:
     @property
     def captures_pieces_by_default(self) -> bool:
         """Say whether steps with prompts have graphs, of sizes that nobody gave."""
-        has_pieces = self.modes["target_prefill"] is CUDAGraphMode.PIECEWISE
+        has_pieces = self.modes["target_prefill"].has_piecewise_cudagraphs()
         return has_pieces and self.token_sizes is None
 
 
@@ -274,8 +274,9 @@ class EngineConfig:
         if not any(mode.has_piecewise_cudagraphs() for mode in modes.values()):
             names = ("cuda_graph_token_sizes", "compile_piecewise")
             self._refuse(names, "cuda_graph_modes leave no graphs in pieces")
-        if not any(mode.decode_mode() is CUDAGraphMode.FULL for mode in modes.values()):
-            self._refuse(("cuda_graph_sizes",), "cuda_graph_modes leave no full graphs")
+        of_rounds = (mode for name, mode in modes.items() if name != "target_prefill")
+        if not any(mode.decode_mode() is CUDAGraphMode.FULL for mode in of_rounds):
+            self._refuse(("cuda_graph_sizes",), "cuda_graph_modes leave no full graphs of rounds")
 
     def _refuse(self, names: Sequence[str], reason: str) -> None:
         for name in names:

@@ -200,7 +200,7 @@ class Runner:
         return Step(
             **values,
             max_seq_len=max_seq_len,
-            passes=self.graphs.passes(round, flags.noise, is_greedy=not flags.logits),
+            passes=self.graphs.passes(round, max_seq_len, flags.noise, not flags.logits),
             flags=flags,
             is_pq=round.num_verified > 0 and flags.logits and self.acceptance != "exact",
             masks=masks,

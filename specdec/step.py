@@ -46,6 +46,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graphs.modes import CUDAGraphMode
 from specdec.drafts.drafter import Drafter
 from specdec.parallel.followers import Followers
 from specdec.passes.families import Captures
@@ -57,6 +58,7 @@ from specdec.rounds.logprobs import RecordedLogprobs
 from specdec.rounds.prompts import Interval, commit_prompts, fill_prompts
 from specdec.rounds.results import Results
 from specdec.rounds.share import share_rows
+from specdec.rounds.short import listed_tiles, num_listed_tiles
 from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Step
 from specdec.rounds.upload import upload
@@ -116,11 +118,18 @@ class Acts:
                 share_rows(self.buffers, self.state, *what)
             fill_round(self.buffers, self.state, *what, self.max_model_len)
         if step.parts:
-            fill_prompts(
-                self.buffers, step.parts, Interval(V, B), Interval(step.num_verify_rows, T)
-            )
+            here = Interval(V, B), Interval(step.num_verify_rows, T)
+            fill_prompts(self.buffers, step.parts, *here, self._listed_tiles(step))
         else:
             self.buffers.pad_rows(step.shared_rows or V * step.shape.rows, T)
+
+    def _listed_tiles(self, step: Step) -> np.ndarray:
+        """List the query tiles of a step with prompts, for a graph that serves it whole."""
+        how = step.passes.target
+        if how.mode is not CUDAGraphMode.FULL:
+            return np.empty((0, 3), np.int64)
+        num_tiles = num_listed_tiles(how.descriptor.num_tokens, self.buffers.sizes)
+        return listed_tiles(step, num_tiles)
 
     def forward(self, step: Step) -> None:
         """Run the target over all rows."""

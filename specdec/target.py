@@ -2,7 +2,8 @@
 
 Of a prompt's rows only the last one's hidden state is read later, beside keys, values and taps. So
 the last layer attends and goes on only for the rows after which a token is chosen. This saves a
-thirtieth of a long prompt's work; for a few rows it would not pay for a break of the graphs.
+thirtieth of a long prompt's work. Up to SHORT_ROWS rows it finishes all: the GPU multiplies them
+while it reads the weights, and one graph can serve the step.
 """
 
 from collections.abc import Callable
@@ -17,21 +18,18 @@ from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.models.attention import finished_rows
 from specdec.models.decoder import DecoderModel
 from specdec.passes.contexts import ForwardContexts
-from specdec.passes.families import Captures, TargetGraphs, init_piecewise
+from specdec.passes.families import SHORT, Captures, TargetGraphs, init_piecewise
 from specdec.rounds.buffers import StepBuffers
+from specdec.rounds.short import SHORT_ROWS
 from specdec.rounds.step_sizes import Step
-
-# Rows of a step up to which its last layer finishes all: the GPU multiplies them while it reads the
-# weights; otherwise the host would launch the layer kernel by kernel.
-WHOLE_UP_TO = 256
 
 
 @dataclass(eq=False)
 class Target:
     """Reads and writes the step buffers; returns nothing.
 
-    graphs: steps with prompts run in pieces around attention; rounds, plain ones of one row per
-        request too, run as one full graph each.
+    graphs: steps with prompts run in pieces around attention; short ones and rounds, plain ones of
+        one row per request too, run as one full graph each.
     keeps_hidden: the draft reads what the last layer leaves, of all rows
     """
 
@@ -52,7 +50,8 @@ class Target:
         """Run one pass over all rows: in pieces, as one graph, or op by op."""
         how = step.passes.target
         if how.mode is CUDAGraphMode.FULL:
-            self.graphs.of_round(how.descriptor.query_len).run_fullgraph(how.descriptor)
+            of_round = self.graphs.of_round(how.descriptor.query_len)
+            (self.graphs.prefill if step.parts else of_round).run_fullgraph(how.descriptor)
         elif how.mode is CUDAGraphMode.PIECEWISE:
             self._run_pieces(self._context(step))
         else:
@@ -66,13 +65,17 @@ class Target:
 
     def make_prefill(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
         """Make a forward of padding, to warm up and capture."""
+        if desc.kind == SHORT:
+            return self._make_whole(self.contexts.dummy_short(desc, warmup), warmup)
         context = self.contexts.dummy_rows(desc, warmup)
         is_short = warmup and self.graphs.prefill.use_breakable_cg  # else all of it is traced
         return partial(self._warm_up if is_short else self._run_pieces, context)
 
     def make_verify(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
         """Make the forward of a round of padding, plain ones too, to warm up and capture."""
-        context = self.contexts.dummy_round(desc, warmup)
+        return self._make_whole(self.contexts.dummy_round(desc, warmup), warmup)
+
+    def _make_whole(self, context: ForwardContext, warmup: bool) -> Callable[[], None]:
         if warmup:
             return partial(self._warm_up, context)
         return partial(self._run, self._whole, context)
@@ -81,7 +84,7 @@ class Target:
         """Describe a step that runs in pieces or op by op; without prompts all rows decide."""
         how = step.passes.target
         asks = any(part.num_logprobs is not None for part in step.parts)
-        is_small = how.descriptor.num_tokens <= WHOLE_UP_TO
+        is_small = how.descriptor.num_tokens <= SHORT_ROWS
         if self.keeps_hidden or asks or is_small or not step.parts:
             return self.contexts.rows(step, how)
         return self.contexts.rows_and_decided(step, how)
@@ -135,7 +138,7 @@ def finishing_decided(model: DecoderModel) -> Callable[..., None]:
             hidden_out_TD[rows_X] = model.finish(q_THC, stream_TD, rows_X=rows_X)
 
     def forward(input_ids_T: Tensor, hidden_out_TD: Tensor, aux_out_TE: Tensor) -> None:
-        if len(input_ids_T) <= WHOLE_UP_TO:
+        if len(input_ids_T) <= SHORT_ROWS:
             whole(input_ids_T, hidden_out_TD, aux_out_TE)
         else:
             finish(*model.begin(input_ids_T, aux_out_TE), hidden_out_TD)

@@ -26,6 +26,7 @@ from specdec.kernels.invariant import ROWS
 from specdec.models.attention import AttentionMetadata
 from specdec.rounds.buffers import StepBuffers
 from specdec.rounds.prompts import Interval
+from specdec.rounds.short import SHORT_KEYS, num_listed_tiles
 from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Step
 from specdec.rounds.upload import upload
@@ -110,6 +111,19 @@ class ForwardContexts:
         self.buffers.fill_padding(lengths)
         how = _how(CUDAGraphMode.PIECEWISE, desc, warmup)
         return self._context(how, T, (self._ragged(lengths, 0, Interval(0, T), 1),))
+
+    def dummy_short(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
+        """Lay out a step with prompts for a full graph, which finds its query tiles in a list."""
+        buffers, T = self.buffers, desc.num_tokens
+        buffers.fill_padding([])
+        rows = self._query_rows(
+            idx_mapping=buffers.idx_mapping,
+            positions=buffers.positions[:T],
+            query_start_loc=buffers.verify_start_loc,
+            max_seq_len=min(SHORT_KEYS, self.max_model_len),
+            listed=buffers.listed_tiles[: num_listed_tiles(T, buffers.sizes)],
+        )
+        return self._context(_how(CUDAGraphMode.FULL, desc, warmup), T, (rows,))
 
     def dummy_round(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
         """Lay out the rows of a round, for a full graph."""

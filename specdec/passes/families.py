@@ -1,6 +1,6 @@
 """The graph families of an engine: one CudaGraphManager per kind of forward, with its own pool.
 
-    target.prefill  PIECEWISE  steps with prompts
+    target.prefill  both       steps with prompts: short ones whole, others in pieces
     target.decode   FULL       rounds: the rows of each request, or rows that are shared out
     target.plain    FULL       rounds of an engine with a draft in which no request drafts
     target.choice   FULL       what is chosen after all rows of a round whose requests are greedy
@@ -32,9 +32,12 @@ from graphs.protocol import GraphBackend
 from graphs.sizes import CaptureSizes, capture_sizes
 from specdec.config import GraphConfig
 from specdec.passes.captured import plain_sizes, request_sizes, shared_shapes, tree_sizes
+from specdec.rounds.short import SHORT_ROWS, is_short
 from specdec.rounds.step_sizes import Passes, Proposal
 from specdec.scheduling.work import Round
 from specdec.sizes import IDLE, EngineSizes
+
+SHORT = "short"  # the kind of steps with prompts that one graph serves
 
 Captures = Sequence[tuple[CudaGraphManager, MakeForward]]  # what is captured, and how it is made
 
@@ -84,14 +87,17 @@ class GraphFamilies:
         self.target = self._target(has_draft)
         self.draft = self._draft() if has_draft else None
 
-    def passes(self, round: Round, is_drawn: bool, is_greedy: bool = False) -> Passes:
+    def passes(
+        self, round: Round, max_seq_len: int, is_drawn: bool, is_greedy: bool = False
+    ) -> Passes:
         """Choose the graphs of a step.
 
-        is_drawn: the draft draws with noise. is_greedy: no token is chosen by written logits
+        max_seq_len: see Step. is_drawn: the draft draws with noise. is_greedy: no token is chosen
+        by written logits
         """
-        target = self._verifying(round)
+        target = self._verifying(round, max_seq_len)
         choice = None
-        if is_greedy and target.mode is CUDAGraphMode.FULL:
+        if is_greedy and target.mode is CUDAGraphMode.FULL and not round.parts:
             rows = target.descriptor.num_tokens
             choice = self.target.choice.dispatch(rows, rows, 1)
         return replace(self._with_draft(round, target, is_drawn), choice=choice)
@@ -113,10 +119,11 @@ class GraphFamilies:
         decode = self.draft.decode.dispatch(B, B, 1, kind=proposal)
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
 
-    def _verifying(self, round: Round) -> Dispatch:
+    def _verifying(self, round: Round, max_seq_len: int) -> Dispatch:
         B, T, N = round.num_reqs, round.num_tokens, round.shape.rows
         if round.parts:
-            return self.target.prefill.dispatch(B, T, None)
+            kind = SHORT if is_short(round, max_seq_len) else None
+            return self.target.prefill.dispatch(B, T, None, kind=kind)
         num_rows = None if round.shared_rows else N
         return self.target.of_round(num_rows).dispatch(B, T, num_rows)
 
@@ -166,9 +173,15 @@ class GraphFamilies:
             shapes = [(n, sizes.shape_of(n, is_wide=True).rows) for n in self.tree_sizes]
             wide = [BatchDescriptor(n * N, n, N) for n, N in shapes]
             rounds = CaptureSizes(requests=(), tokens=(), further=(*shared, *wide))
-        prefill = self._manager(
-            "target_prefill", self._rounds(Q), config.modes["target_prefill"], Q
+        tokens = self._rounds(Q).tokens
+        short = tuple(
+            BatchDescriptor(n, min(n, sizes.max_num_seqs), kind=SHORT)
+            for n in tokens
+            if n <= SHORT_ROWS
         )
+        of_prompts = CaptureSizes(requests=(), tokens=tokens, further=short)
+        mode = config.modes["target_prefill"]
+        prefill = self._manager("target_prefill", of_prompts, mode, Q)
         mode = _mode_of(config, "target_decode")
         decode = self._manager("target_decode", rounds, mode, Q)
         plain = self._plain() if has_draft else None

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.rounds.short import SHORT_ROWS, num_listed_tiles
 from specdec.rounds.upload import upload
 from specdec.sizes import DraftShape, EngineSizes
 
@@ -68,6 +69,7 @@ class StepBuffers:
         self.verify_start_loc = integers(B + 1)  # [B + 1] first row of each, then the end
         # [B + 1] first row of each part of a prompt, among the rows of prompts; the end for padding
         self.prompt_start_loc = integers(B + 1)
+        self.listed_tiles = integers(num_listed_tiles(min(T, SHORT_ROWS), sizes), 3)
         self.sample_states = integers(T)  # [T] by decided row: its state row, -1 = padding
         self.sample_starts = integers(T)  # [T] the same: the first decided row of its slot
         self.last_token_indices = integers(B)  # [B] row to sample after; draft's seed; 0 = padding
@@ -134,6 +136,7 @@ class StepBuffers:
         self.candidates.fill_padding()
         for starts in (self.prompt_start_loc, self.verify_start_loc):
             upload(starts, np.cumsum([0, *query_lens]))
+        self.listed_tiles.zero_()
 
     def pad_rows(self, start: int, end: int) -> None:
         """Make rows start..end - 1 padding, for a pass over more rows than the batch slots have."""

@@ -29,9 +29,16 @@ class Interval(NamedTuple):
 
 
 def fill_prompts(
-    buffers: StepBuffers, parts: Sequence[PromptPart], batch_slots: Interval, rows: Interval
+    buffers: StepBuffers,
+    parts: Sequence[PromptPart],
+    batch_slots: Interval,
+    rows: Interval,
+    tiles_X3: np.ndarray,
 ) -> None:
-    """Write the parts to these batch slots and rows, the last of which are padding."""
+    """Write the parts to these batch slots and rows, the last of which are padding.
+
+    tiles: the listed tiles of the step, where one graph serves it
+    """
     num_reqs = batch_slots.end - batch_slots.first
     num_tokens = rows.end - rows.first
     ids, positions, next_ids = np.zeros((3, num_tokens), np.int64)
@@ -71,6 +78,7 @@ def fill_prompts(
             (buffers.sample_mapping[of_slots], sample_rows),
             (buffers.last_token_indices[of_slots], last + rows.first),
             (buffers.prompt_start_loc, starts),
+            (buffers.listed_tiles.view(-1), tiles_X3.reshape(-1)),
             # the last row of each part is decided
             (buffers.sample_states[of_rows], sample_rows),
             (buffers.sample_starts[of_rows], np.arange(num_reqs) + rows.first),

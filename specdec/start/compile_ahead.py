@@ -7,7 +7,7 @@ launched without running. A kernel that is missing is compiled when a request ne
 logged (kernels/compilations.py).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 
 from specdec.kernels.attention import launch_plan
 from specdec.kernels.compilations import compiling_ahead
+from specdec.passes.families import SHORT
 from specdec.requests.params import EVERYTHING, GREEDY, SamplingFlags
 from specdec.rounds.step_sizes import RowMasks, Step
 from specdec.rounds.upload import RowStart
@@ -39,20 +40,34 @@ ATTENTION_ROWS = range(1, 34)
 LOGPROB_ROWS = (1, 2, 16, 17, 32, 33, 48, 65, 112)  # of prompts, up to logprobs.ROWS_AT_ONCE
 
 
-def compile_ahead(runner: Runner, progress: bool = True) -> None:
-    """Compile on a GPU. The runner must not serve yet: its buffers hold garbage afterwards."""
+def compile_ahead(
+    runner: Runner, progress: bool = True, elsewhere: Callable[[], bool] | None = None
+) -> None:
+    """Compile on a GPU. The runner must not serve yet: its buffers hold garbage afterwards.
+
+    elsewhere: see compiling_ahead
+    """
     rehearsal = _Rehearsal(**vars(runner.acts))
-    with torch.inference_mode(), compiling_ahead(runner.device, progress) as note_ready:
+    ahead = compiling_ahead(runner.device, progress, elsewhere=elsewhere)
+    with torch.inference_mode(), ahead as note_ready:
         with runner.target.model.shortened():
             for step in forwards(runner):
                 runner.acts.run(step)
                 note_ready()
+            launch_short_step(runner)
         if runner.exchange is not None:
             runner.exchange.launch_all_forms()
         for step in samplings(runner):
             rehearsal.run(step)
             note_ready()
         runner.start_rows([(0, RowStart(blocks=[0], num_draft_tokens=0))])
+
+
+def launch_short_step(runner: Runner) -> None:
+    """Launch a step with prompts as one graph has it: with query tiles from a list."""
+    short = [each for _, each in runner.graphs.target.prefill.descriptors() if each.kind == SHORT]
+    for desc in short[:1]:
+        runner.target.make_prefill(desc, warmup=True)()
 
 
 class _Rehearsal(Acts):

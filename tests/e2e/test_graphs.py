@@ -127,7 +127,7 @@ def test_graphs_change_no_token_and_no_accepted_count(
         r[: NUM_TOKENS - i] for i, r in enumerate(references[:5])
     ]
     assert counters["target_decode"].replays.keys() == {FULL}
-    assert counters["target_prefill"].replays.keys() == {PIECEWISE}
+    assert counters["target_prefill"].replays.keys() == {FULL}
     families = {"target_prefill", "target_decode", "target_choice"}
     families |= {"draft_prefill", "draft_decode", "target_plain"} if k else set()
     assert {name for name in counters if not name.endswith("_sampled")} == families
@@ -153,12 +153,13 @@ def test_the_drafts_prefill_after_rounds_in_pieces_changes_nothing(
 ):
     requests = [(prompt, greedy(NUM_TOKENS)) for prompt in prompts[:3]]
     whole, by_whole = run(engine_of("eagle3", 3, backend), requests)
-    modes = graph_modes({"draft_prefill": "PIECEWISE"})
+    modes = graph_modes({"draft_prefill": "PIECEWISE", "target_prefill": "PIECEWISE"})
     engine = build(pair, "eagle3", 3, backend, modes=modes, request_sizes=(4,))
     pieces, by_pieces = run(engine, requests)
     assert rounds(pieces) == rounds(whole)
     num_rounds = by_whole["target_decode"].replays[FULL]
-    num_chunks = by_whole["target_prefill"].replays[PIECEWISE]
+    num_chunks = by_whole["target_prefill"].replays[FULL]
+    assert by_pieces["target_prefill"].replays == {PIECEWISE: num_chunks}
     num_chunks -= 1  # after one no prompt has ended: the draft's KV is extended op by op
     assert by_whole["draft_prefill"].replays == {FULL: num_rounds, PIECEWISE: num_chunks}
     assert by_pieces["draft_prefill"].replays == {PIECEWISE: num_rounds + num_chunks}
@@ -264,10 +265,11 @@ def test_in_a_loop_of_16_every_step_that_fits_replays_a_graph(
     assert min(num_mixed, num_fitting, len(with_prompts) - num_fitting) > 2
     counters = runner.graphs.counters()
     for family in ("target_prefill", "draft_prefill"):
-        assert counters[family].replays[PIECEWISE] == num_fitting
+        mode = FULL if family == "target_prefill" else PIECEWISE
+        assert counters[family].replays[mode] == num_fitting
         assert counters[family].dispatches[NONE] == len(with_prompts) - num_fitting
     num_rounds = len(steps) - len(with_prompts)
-    assert counters["target_prefill"].dispatches.keys() == {PIECEWISE, NONE}
+    assert counters["target_prefill"].dispatches.keys() == {FULL, NONE}
     assert counters["target_decode"].replays == {FULL: num_rounds}
     assert counters["target_decode"].dispatches == {FULL: num_rounds}
     assert counters["draft_prefill"].replays[FULL] == num_rounds

@@ -158,7 +158,7 @@ def test_a_cache_of_a_given_size_says_that_it_overrides_the_share(caplog):
 def test_the_defaults_are_as_they_were():
     graphs = EngineConfig().graphs
     assert graphs.modes == {
-        "target_prefill": CUDAGraphMode.PIECEWISE,
+        "target_prefill": CUDAGraphMode.FULL_AND_PIECEWISE,
         "target_decode": CUDAGraphMode.FULL,
         "draft_prefill": CUDAGraphMode.FULL_AND_PIECEWISE,
         "draft_decode": CUDAGraphMode.FULL,

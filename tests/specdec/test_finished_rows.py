@@ -7,7 +7,7 @@ import torch
 
 from graphs.modes import CUDAGraphMode
 from specdec import target
-from specdec.config import GraphConfig
+from specdec.config import GraphConfig, graph_modes
 from specdec.rounds.upload import RowStart
 from specdec.scheduling.work import PromptPart
 from tests.specdec.graph_walk import caches, make_backend, tiny, tiny_runner
@@ -20,7 +20,7 @@ LENGTHS = (9, 5)  # of prompts, beside a request that verifies; of the second a 
 
 @pytest.fixture(autouse=True)
 def no_step_is_small(monkeypatch):
-    monkeypatch.setattr(target, "WHOLE_UP_TO", 0)
+    monkeypatch.setattr(target, "SHORT_ROWS", 0)
 
 
 def runner_of(draft, is_whole=False, backend=None):
@@ -30,7 +30,8 @@ def runner_of(draft, is_whole=False, backend=None):
         shape = {"intermediate_size": 96, "num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
         config = eagle3_config(pair.target, **shape, aux_boundaries=(0, 1, 1))
         pair = dataclasses.replace(pair, eagle=random_draft(config))
-    config = GraphConfig(request_sizes=(3,), token_sizes=(24,))
+    modes = graph_modes({"target_prefill": "PIECEWISE"})
+    config = GraphConfig(request_sizes=(3,), token_sizes=(24,), modes=modes)
     runner = tiny_runner(pair, 0 if draft is None else K, config, backend)
     if is_whole:
         runner.target = dataclasses.replace(runner.target, keeps_hidden=True)
@@ -89,7 +90,7 @@ def test_a_step_with_prompts_finishes_the_rows_that_decide(backend, draft):
 
 @pytest.mark.parametrize("backend", ["eager", "tape"])
 def test_of_few_rows_all_are_finished(backend, monkeypatch):
-    monkeypatch.setattr(target, "WHOLE_UP_TO", 24)  # of a graph, and more than there are
+    monkeypatch.setattr(target, "SHORT_ROWS", 24)  # of a graph, and more than there are
     runner = runner_of(None, backend=make_backend(backend)[0])
     run(runner)
     assert finite_rows(runner) == list(range(runner.sizes.query_len + sum(LENGTHS)))

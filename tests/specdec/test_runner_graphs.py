@@ -12,6 +12,7 @@ from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig, graph_modes
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import GraphFamilies, init_piecewise
+from specdec.rounds.short import SHORT_KEYS
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart, Round
 from specdec.sizes import EngineSizes, chain
@@ -22,6 +23,7 @@ FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMo
 BATCHES = [32, 12, 1, 17]
 REQUESTS, TOKENS = (1, 4, 16, 32), (5, 24, 48)
 SIZES = {"request_sizes": REQUESTS, "token_sizes": TOKENS}
+IN_PIECES = {"target_prefill": "PIECEWISE", "draft_prefill": "PIECEWISE"}
 FEW = {"request_sizes": (32,), "token_sizes": (48,)}
 
 graphs = pytest.mark.parametrize("backend", ["tape", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -103,20 +105,24 @@ def test_families_may_be_off_or_in_pieces_with_the_same_drafts(expected, backend
         assert counters[family].replays[FULL] == (len(BATCHES) if mode == "FULL_DECODE_ONLY" else 0)
     if modes == {"draft_prefill": "PIECEWISE"}:
         assert counters["draft_prefill"].replays == {
-            PIECEWISE: len(BATCHES) + counters["target_prefill"].replays[PIECEWISE]
+            PIECEWISE: len(BATCHES) + counters["target_prefill"].replays[FULL]
         }
 
 
 @graphs
-def test_rounds_replay_whole_and_chunks_in_pieces(expected, backend):
+@pytest.mark.parametrize("mode", [PIECEWISE, FULL])
+def test_rounds_replay_whole_and_chunks_as_asked(expected, backend, mode):
     captures, device = make_backend(backend)
-    pair, oracle, _ = expected("eagle3", 3, device)
-    walk = walked(tiny_runner(pair, 3, GraphConfig(**SIZES), captures), oracle, is_poisoned=False)
+    pair, oracle, trace = expected("eagle3", 3, device)
+    modes = {} if mode is FULL else {"target_prefill": "PIECEWISE"}
+    config = GraphConfig(**SIZES, modes=graph_modes(modes))
+    walk = walked(tiny_runner(pair, 3, config, captures), oracle, is_poisoned=True)
+    assert_same(walk.trace, trace)
     counters, num_chunks = walk.runner.graphs.counters(), len(walk.trace) - len(BATCHES)
     assert {
         name: dict(counter.replays) for name, counter in counters.items() if counter.replays
     } == {
-        "target_prefill": {PIECEWISE: num_chunks},
+        "target_prefill": {mode: num_chunks},
         "target_decode": {FULL: len(BATCHES)},
         "target_choice": {FULL: len(BATCHES)},
         "draft_prefill": {PIECEWISE: num_chunks, FULL: len(BATCHES)},
@@ -141,7 +147,8 @@ def test_rounds_replay_whole_and_chunks_in_pieces(expected, backend):
 def test_compiled_pieces_give_the_same_drafts(expected, backend, draft, k):
     captures, device = make_backend(backend)
     pair, oracle, trace = expected(draft, k, device)
-    config = GraphConfig(request_sizes=(32,), token_sizes=(48,), compile_piecewise=True)
+    modes = graph_modes({"target_prefill": "PIECEWISE"})
+    config = GraphConfig(**FEW, modes=modes, compile_piecewise=True)
     walk = walked(
         tiny_runner(pair, k, config, captures), oracle, is_poisoned=True, batches=BATCHES[:1]
     )
@@ -161,7 +168,7 @@ def test_every_count_up_to_the_largest_has_a_graph(k):
 
         def make(desc, warmup):
             return lambda: (
-                model(x) if warmup or desc.query_len else run_pieces(manager, model, desc, x)
+                model(x) if warmup or desc.num_reqs else run_pieces(manager, model, desc, x)
             )
 
         init_piecewise(manager, model)
@@ -169,16 +176,17 @@ def test_every_count_up_to_the_largest_has_a_graph(k):
 
     families.capture([(manager, maker(manager)) for manager in families.managers])
     for num_reqs in range(1, 21):
-        passes = families.passes(round_of(k, [0] * num_reqs), is_drawn=False)
+        passes = families.passes(round_of(k, [0] * num_reqs), 64, is_drawn=False)
         assert {passes.target.mode, passes.draft_prefill.mode, passes.draft_decode.mode} == {FULL}
         assert num_reqs <= passes.num_reqs <= 20
     for num_tokens in range(1, 71):
         lengths = [1] * min(num_tokens - 1, 19)
         lengths.append(num_tokens - len(lengths))
         parts = [PromptPart(**NO_PART, prompt=[0] * n, start=0, length=n) for n in lengths]
-        passes = families.passes(round_of(k, parts=parts), is_drawn=False)
-        assert (passes.target.mode, passes.draft_prefill.mode) == (PIECEWISE, PIECEWISE)
-        assert passes.num_tokens >= num_tokens
+        for longest, mode in ((64, FULL), (SHORT_KEYS + 1, PIECEWISE)):
+            passes = families.passes(round_of(k, parts=parts), longest, is_drawn=False)
+            assert (passes.target.mode, passes.draft_prefill.mode) == (mode, PIECEWISE)
+            assert passes.num_tokens >= num_tokens
 
 
 NO_PART = {"state_row": 0, "blocks": [0]}
@@ -251,7 +259,7 @@ def test_every_family_warms_up_in_mode_none_and_is_captured_in_its_own(monkeypat
     assert len(made) == 2 * sum(len(counter.captures) for counter in counters.values())
     for warmup, captured in zip(made[::2], made[1::2], strict=True):
         assert (warmup.mode, warmup.descriptor) == (NONE, captured.descriptor)
-        assert captured.mode is (FULL if captured.descriptor.query_len else PIECEWISE)
+        assert captured.mode is (FULL if captured.descriptor.num_reqs else PIECEWISE)
 
 
 @graphs
@@ -337,9 +345,7 @@ def test_a_moved_buffer_is_named(monkeypatch, expected, backend, name, words):
     monkeypatch.setenv("SPECDEC_DEBUG", "1")
     captures, device = make_backend(backend)
     pair, oracle, trace = expected("eagle3", 3, device)
-    runner = tiny_runner(
-        pair, 3, GraphConfig(**FEW, modes=graph_modes({"draft_prefill": "PIECEWISE"})), captures
-    )
+    runner = tiny_runner(pair, 3, GraphConfig(**FEW, modes=graph_modes(IN_PIECES)), captures)
     assert_same(walked(runner, oracle, is_poisoned=True).trace, trace)
     setattr(runner.buffers, name, getattr(runner.buffers, name).clone())
     with pytest.raises(CaptureError, match=words):

@@ -7,7 +7,13 @@ from torch import Tensor
 from specdec.kernels import is_hopper, launch_options, pick
 from specdec.kernels.attention.arguments import Pass, room_for_parts
 from specdec.kernels.attention.combine import prepare_combine, prepare_combine_long
-from specdec.kernels.attention.launch_plan import HeadShape, plan_launch, takes_prompt_kernel
+from specdec.kernels.attention.launch_plan import (
+    HeadShape,
+    Launch,
+    plan_launch,
+    plan_listed,
+    takes_prompt_kernel,
+)
 from specdec.kernels.attention.query_rows import QueryRows
 from specdec.kernels.attention.shared_splits import prepare_share
 from specdec.kernels.attention.twin import paged_attention_ref
@@ -69,11 +75,10 @@ def _prepare(
     return [prepare_walk(given)]
 
 
-def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float) -> Pass:
-    _, H, C = q_THC.shape
-    _, _, G, S, _ = cache.shape
-    heads = HeadShape(H // G, G, C, q_THC.element_size())
-    plan = plan_launch(
+def _plan_of(rows: QueryRows, heads: HeadShape, S: int) -> Launch:
+    if rows.listed is not None:
+        return plan_listed(heads)
+    return plan_launch(
         len(rows.idx_mapping),
         rows.max_query_len,
         heads,
@@ -81,6 +86,13 @@ def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float) -> Pas
         usual_query_len=rows.usual_query_len,
         most_keys=min(rows.block_table.shape[1] * S, rows.max_seq_len),
     )
+
+
+def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float) -> Pass:
+    _, H, C = q_THC.shape
+    _, _, G, S, _ = cache.shape
+    heads = HeadShape(H // G, G, C, q_THC.element_size())
+    plan = _plan_of(rows, heads, S)
     if plan.is_wide:
         # slots of different lengths, and launches that may turn out not to be needed, are walk.py's
         is_usual = rows.query_start_loc is None and need()["needed_ptr"] is None

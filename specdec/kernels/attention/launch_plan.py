@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from specdec.kernels import next_power_of_2
-from specdec.kernels.attention.query_rows import QueryRows
+from specdec.kernels.attention.query_rows import LISTED_ROWS, QueryRows
 from specdec.kernels.head_columns import block_of
 from specdec.kernels.prompt.attention import is_fit
 
@@ -82,6 +82,7 @@ class QueryTile(NamedTuple):
     max_head_dim: int = 0
 
 
+LEAST_ROWS = 16  # of a tile: a product's least
 # The only place that chooses tiles; tests compare them with others.
 QUERY_TILES = (
     QueryTile(0, 16, 4),
@@ -200,6 +201,29 @@ def plan_launch(
         has_paths=has_paths,
         is_wide=is_wide,
         columns=_columns(B * usual, heads) if is_split or has_paths else 0,
+    )
+
+
+def plan_listed(heads: HeadShape) -> Launch:
+    """Plan tiles that a list tells, whatever slots they are of: one program walks all keys."""
+    rows = LISTED_ROWS * max(next_power_of_2(heads.group), LEAST_ROWS // LISTED_ROWS)
+    tile = query_tile(rows, heads)
+    warps = tile.num_warps * max(rows // QUERY_TILES[-1].rows, 1)
+    return Launch(
+        tile=tile._replace(rows=rows, num_warps=warps),
+        tokens=LISTED_ROWS,
+        tiles=1,
+        is_split=False,
+        sharers=1,
+        teams=0,
+        walk_warps=warps,
+        most_registers=None,
+        looks_first=False,
+        is_helped=False,
+        slots=1,
+        has_paths=False,
+        is_wide=False,
+        columns=0,
     )
 
 

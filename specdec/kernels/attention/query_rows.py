@@ -9,6 +9,8 @@ from torch import Tensor
 
 from specdec.kernels.invariant import ROWS
 
+LISTED_ROWS = ROWS  # the twin's query tiles are the same
+
 # by kind of attention, the kernels of each layer of that kind
 Launches = dict[Hashable, list[Callable[..., None]]]
 
@@ -63,6 +65,10 @@ class QueryRows:
     max_seq_len:     host-side bound on positions + 1
     paths:           None where each row's keys are all in its request's blocks
     is_beside:       launched right after other rows of the same pass, whose results are not read
+    listed:          the query tiles, of LISTED_ROWS rows at most, where a graph serves any; [X, 3]:
+                     batch slot, first row, and the row after the slot's last. A first row below 0
+                     is -1 - i for tile i of a slot whose rows query_start_loc tells. A tile from
+                     row 0 to 0 has no row
     """
 
     block_table: Tensor  # [R + 1, M] blocks by state row; the last row is scratch
@@ -75,6 +81,7 @@ class QueryRows:
     tiles: TilePlan | None = None  # the twin's query tiles; None: it plans them
     paths: Paths | None = None
     is_beside: bool = False
+    listed: Tensor | None = None
     workspace: Tensor | None = None  # float32, for partial results: see workspace_size
     # of a kind once its first layer has been launched
     launches: Launches = field(default_factory=dict, init=False, compare=False, repr=False)

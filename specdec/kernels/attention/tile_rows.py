@@ -23,6 +23,18 @@ def rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM: tl.constexpr):
 
 
 @jit
+def listed_tile(tile_ptr, starts_ptr, TOKENS: tl.constexpr):
+    """Find the batch slot of a listed tile, its first row, and the row after the slot's last."""
+    b = tl.load(tile_ptr, cache_modifier=".cg")
+    first_row = tl.load(tile_ptr + 1, cache_modifier=".cg")
+    end = tl.load(tile_ptr + 2, cache_modifier=".cg")
+    start, slot_end = rows_of_slot(b, starts_ptr, 0, False)
+    is_of_slot = first_row < 0
+    first_row = tl.where(is_of_slot, start - (first_row + 1) * TOKENS, first_row)
+    return b, first_row, tl.where(is_of_slot, slot_end, end)
+
+
+@jit
 def rows_of_tile(first_row, row_end, g, SIZES: tl.constexpr, TILE: tl.constexpr):
     """Find a query tile's rows: row of the pass, head, whether it is one [rows].
 

@@ -5,7 +5,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.kernels.attention.path_tails import path_tails_ref, paths_of_tiles
-from specdec.kernels.attention.query_rows import QueryRows, TilePlan, uniform_tiles
+from specdec.kernels.attention.query_rows import (
+    LISTED_ROWS,
+    QueryRows,
+    TilePlan,
+    uniform_tiles,
+)
 from specdec.kernels.attention.splits import attend_tile_ref, no_keys_ref
 from specdec.kernels.invariant import ROWS
 
@@ -45,6 +50,8 @@ def paged_attention_ref(
 def _tiles_of(rows: QueryRows) -> TilePlan:
     """Cut rows into tiles; of ragged ones as many for each batch slot as the longest may need."""
     starts = rows.query_start_loc
+    if rows.listed is not None:
+        return _listed_tiles(rows, rows.listed)
     if starts is None:
         slots, device = len(rows.idx_mapping), rows.positions.device
         return uniform_tiles(slots, rows.max_query_len, rows.num_rows, device)
@@ -54,3 +61,15 @@ def _tiles_of(rows: QueryRows) -> TilePlan:
     row_BX = torch.where(row_BX < starts[1:, None], row_BX, rows.num_rows)
     req_B = torch.arange(len(starts) - 1, device=starts.device)
     return TilePlan(row_BX.flatten(), req_B.repeat_interleave(per_slot), rows.num_rows)
+
+
+def _listed_tiles(rows: QueryRows, listed_X3: Tensor) -> TilePlan:
+    slot_X, first_X, end_X = listed_X3.unbind(1)
+    starts = rows.query_start_loc
+    assert starts is not None, "listed tiles of slots without rows"
+    at_X = starts[slot_X] - (first_X + 1) * LISTED_ROWS
+    end_X = torch.where(first_X < 0, starts[slot_X + 1], end_X)
+    first_X = torch.where(first_X < 0, at_X, first_X)
+    row_XR = first_X[:, None] + torch.arange(LISTED_ROWS, device=first_X.device)
+    row_XR = torch.where(row_XR < end_X[:, None], row_XR, rows.num_rows)
+    return TilePlan(row_XR.flatten(), slot_X, rows.num_rows)

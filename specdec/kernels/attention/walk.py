@@ -11,7 +11,7 @@ from math import prod
 
 from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.arguments import Pass
-from specdec.kernels.attention.launch_plan import SMALL_KEY
+from specdec.kernels.attention.launch_plan import LEAST_ROWS, SMALL_KEY
 from specdec.kernels.attention.parts import store_part
 from specdec.kernels.attention.path_tails import LONGEST, TailPrograms, attend_paths
 from specdec.kernels.attention.shared_splits import is_shared
@@ -27,6 +27,7 @@ from specdec.kernels.attention.splits import (
 from specdec.kernels.attention.tile_rows import (
     OF_SLOTS,
     keys_of,
+    listed_tile,
     load_queries,
     rows_of_slot,
     rows_of_tile,
@@ -47,7 +48,8 @@ def prepare_walk(given: Pass) -> Repeated:
     has_parts = plan.is_split or paths is not None  # in memory that earlier rows may still use
     is_beside = plan.is_helped or plan.is_wide or (rows.is_beside and not has_parts)
     sharers = min(given.parts.num_splits, plan.sharers) if plan.is_split else 1
-    grid = len(rows.idx_mapping) * plan.tiles, heads.G, sharers
+    num_tiles = len(rows.idx_mapping) * plan.tiles if rows.listed is None else len(rows.listed)
+    grid = num_tiles, heads.G, sharers
     path_len = 1 if paths is None else paths.slots.shape[1]
     tails = TailPrograms.of(rows.max_query_len, path_len, heads)
     num_tails = 0
@@ -62,7 +64,7 @@ def prepare_walk(given: Pass) -> Repeated:
         grid,
         then=(
             *(*given.requests(), *path_tensors, path_len, num_tails, tails.of_slot, plan.tiles),
-            *(*given.numbers(), *given.limits(), int(is_beside), *need().values()),
+            *(*given.numbers(), *given.limits(), int(is_beside), *need().values(), rows.listed),
         ),
         constants={
             **given.constants,
@@ -70,7 +72,7 @@ def prepare_walk(given: Pass) -> Repeated:
             "IS_UNIFORM": given.is_uniform,
             "IS_HELPED": plan.is_helped,
             "SLOTS": plan.slots,
-            "GROUP": next_power_of_2(heads.group),
+            "GROUP": max(next_power_of_2(heads.group), LEAST_ROWS // plan.tokens),
             "TOKENS": plan.tokens,
             "HAS_PATHS": paths is not None,
             "IS_WIDE": plan.is_wide,
@@ -120,6 +122,7 @@ def _paged_attention_kernel(
     most,
     is_beside,  # 1: of rows beside others of the pass, or after wide_walk.py, see overlap.py
     needed_ptr,  # [1] or None; see needed.py
+    listed_ptr,  # [X, 3] or None; see QueryRows
     H: tl.constexpr,
     G: tl.constexpr,
     S: tl.constexpr,
@@ -175,6 +178,9 @@ def _paged_attention_kernel(
     b, tile = query_tile // tiles, query_tile % tiles
     slots = positions_ptr, starts_ptr, B, query_len
     row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
+    first_row = row_start + tile * TOKENS
+    if listed_ptr is not None:
+        b, first_row, row_end = listed_tile(listed_ptr + 3 * query_tile, starts_ptr, TOKENS)
     keys = keys_of(state_row_of(b, idx_ptr), k_ptr, v_ptr, block_table_ptr, R, M)
     # Most programs that share splits have none. They end without waiting: the first of each tile
     # waits for all of them (overlap.py).
@@ -186,11 +192,10 @@ def _paged_attention_kernel(
             found = tl.load(positions_ptr + row, mask=is_row, other=-1, cache_modifier=".cg")
             if split_start(turn) > tl.max(found, axis=0):
                 return
-    is_busy = is_needed & (row_start + tile * TOKENS < row_end)
+    is_busy = is_needed & (first_row < row_end)
     if IS_HELPED:  # noqa: SIM102  # what is compiled
         if is_busy:
             is_busy = is_shared(slots, row_start, row_end, alone_keys, most, IS_UNIFORM, SLOTS) == 0
-    first_row = row_start + tile * TOKENS
     if HAS_PATHS:
         # only splits before the one in which paths begin: all rows see all of their keys. Padding
         # sees them, too, and of a tile of padding the first split is enough.

@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -50,6 +51,7 @@ from weights.bars import bar
 logger = logging.getLogger("specdec")
 
 MOST_AT_ONCE = 32  # kernels; an engine needs a few hundred, and each process takes memory
+WAIT_SECONDS = 0.05  # between looks for a kernel that another process compiles
 BAR_DELAY = 0.5  # seconds: what takes less shows no bar
 PROGRAM = "from specdec.kernels.compilations import work; work()"
 LAUNCHER = "__triton_launcher"  # the module's name of each of Triton's launchers
@@ -72,7 +74,10 @@ def hashing_compiler() -> threading.Thread:
 
 @contextmanager
 def compiling_ahead(
-    device: torch.device, progress: bool = True, may_fail: bool = False
+    device: torch.device,
+    progress: bool = True,
+    may_fail: bool = False,
+    elsewhere: Callable[[], bool] | None = None,
 ) -> Iterator[Callable[[], None]]:
     """Only compile what the body launches. The memory that its kernels would write stays as it was.
 
@@ -80,6 +85,7 @@ def compiling_ahead(
     then are quick, others ask for it again at four times the cost.
     progress: show a bar, if it takes long enough to be seen
     may_fail: a kernel that does not compile or fit raises where it is launched later, not here
+    elsewhere: whether another process still compiles the same kernels; this one waits for its own
     """
     hashing_compiler().join()
     count = min(len(os.sched_getaffinity(0)), MOST_AT_ONCE)
@@ -96,7 +102,7 @@ def compiling_ahead(
                 kernel.result(ignore_errors=may_fail)
 
     with (
-        CompilerProcesses(count) as processes,
+        CompilerProcesses(count, elsewhere) as processes,
         ThreadPoolExecutor(count, initializer=begin) as pool,
     ):
         # Triton's own mode, which an error would leave in force for all later launches here
@@ -188,11 +194,12 @@ def log_compilations(is_quiet: bool = False) -> None:
 class CompilerProcesses:
     """`count` of them, in a process group that Ctrl-C does not reach; the first job starts them.
 
-    At the end of a `with` they have ended.
+    At the end of a `with` they have ended. elsewhere: see compiling_ahead
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, elsewhere: Callable[[], bool] | None = None) -> None:
         self._count = count
+        self._elsewhere = elsewhere
         self._lock = threading.Lock()
         self._first: subprocess.Popen[bytes] | None = None
         self._pipes: list[Connection] = []
@@ -214,7 +221,10 @@ class CompilerProcesses:
 
         If no process could compile it, the caller will, and meet its error.
         """
-        if is_cached(source, **options):
+        is_cached = cached(source, **options)
+        while not is_cached() and self._elsewhere is not None and self._elsewhere():
+            time.sleep(WAIT_SECONDS)
+        if is_cached():
             return
         job = io.BytesIO()
         JobPickler(job).dump((source, options))
@@ -268,15 +278,15 @@ class CompilerProcesses:
                     self._free.put(self._pipes[-1])
 
 
-def is_cached(
+def cached(
     source: Any, target: Any, options: Mapping[str, Any], _env_vars: Mapping[str, str]
-) -> bool:
-    """Whether triton.compile with these arguments would find the kernel in its cache."""
+) -> Callable[[], bool]:
+    """Return what says whether triton.compile with these arguments would find it in its cache."""
     backend = make_backend(target)
     parsed = backend.parse_options(dict(options, **source.parse_options()))
     key = kernel_cache.get_cache_key(source, backend, parsed, env_vars=_env_vars)
     entry = kernel_cache.get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
-    return bool(entry.get_group(f"{source.name[:150]}.json"))
+    return lambda: bool(entry.get_group(f"{source.name[:150]}.json"))
 
 
 class JobPickler(ForkingPickler):

@@ -43,10 +43,10 @@ class Follow(Joined):
         assert isinstance(runner, Runner), runner
         return self._decided(*self._run(runner))
 
-    def after_first(self, work: Callable[[], object]) -> None:
-        """Do something once rank 0 has."""
+    def beside_first(self, work: Callable[[Callable[[], bool] | None], object]) -> None:
+        """Do something beside rank 0, whose next message says that it has done it."""
+        work(lambda: not self._ring.has_message)
         self._decided(*self._receive())
-        work()
 
     def _decided(self, kind: Kind, values: Plain) -> int:
         assert kind is Kind.DECIDED, kind

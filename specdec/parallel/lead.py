@@ -61,9 +61,9 @@ class Lead(Joined):
         self._send(Kind.DECIDED, value)
         return value
 
-    def after_first(self, work: Callable[[], object]) -> None:
-        """Do something; the others do it afterwards."""
-        work()
+    def beside_first(self, work: Callable[[Callable[[], bool] | None], object]) -> None:
+        """Do something; the others take what it leaves on the disk, and are told of its end."""
+        work(None)
         self._send(Kind.DECIDED, 0)
 
     def build(self, plan: object) -> None:

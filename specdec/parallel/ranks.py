@@ -41,8 +41,11 @@ class Ranks(Protocol):
     def least(self, value: int) -> int:
         """Find the least of all ranks' values."""
 
-    def after_first(self, work: Callable[[], object]) -> None:
-        """Do something on rank 0 first, for what it leaves on the disk."""
+    def beside_first(self, work: Callable[[Callable[[], bool] | None], object]) -> None:
+        """Do something that rank 0 leaves on the disk, bit by bit, for the others.
+
+        work: takes whether rank 0 is still at it; None: on rank 0 itself
+        """
 
 
 class Alone:
@@ -64,9 +67,9 @@ class Alone:
         """Return the value."""
         return value
 
-    def after_first(self, work: Callable[[], object]) -> None:
+    def beside_first(self, work: Callable[[Callable[[], bool] | None], object]) -> None:
         """Do it."""
-        work()
+        work(None)
 
 
 ALONE = Alone()

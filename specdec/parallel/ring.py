@@ -54,6 +54,11 @@ class Reader:
         self._read = 0
         self._number = 0
 
+    @property
+    def has_message(self) -> bool:
+        """Whether one has been sent that was not received."""
+        return self._there() > 0
+
     def receive(self) -> bytes:
         """Wait for the next message, when all was done that the last one says.
 

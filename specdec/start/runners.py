@@ -164,7 +164,7 @@ def compiled(
 ) -> "partial[Runner]":
     """Compile all kernels; return a builder whose runners capture steps as large as it pays."""
     trial = build(replace(sizes, num_kv_blocks=1))
-    ranks.after_first(partial(compile_ahead, trial, progress))
+    ranks.beside_first(partial(compile_ahead, trial, progress))
     if not has_graphs or not graphs.captures_pieces_by_default:
         return build
     max_tokens = ranks.led(trial, partial(largest_captured, trial))

@@ -3,6 +3,7 @@
 python -m tests.specdec.kernels.compile_in_processes      TRITON_CACHE_DIR: an empty directory
 """
 
+import itertools
 import json
 import logging
 import os
@@ -19,10 +20,11 @@ from triton.compiler import ASTSource
 from triton.compiler.compiler import get_cache_invalidating_env_vars
 
 from specdec.kernels import before_compiling, norms
-from specdec.kernels.compilations import CompilerProcesses, is_cached
+from specdec.kernels.compilations import CompilerProcesses, cached
 
 GLUON = source_of(["128", "64", "1", "2", "split"])
 OTHER = source_of(["128", "64", "1", "1", "split"])
+THIRD = source_of(["128", "64", "2", "1", "split"])
 OPTIONS = {
     "target": HOPPER,
     "options": {"num_warps": 4},
@@ -46,19 +48,19 @@ def main() -> None:
     found: dict[str, object] = {}
     with CompilerProcesses(2) as processes:
         good = [GLUON, plain(**types)]
-        found["before"] = [is_cached(each, **OPTIONS) for each in good]
+        found["before"] = [cached(each, **OPTIONS)() for each in good]
         began = time.process_time()
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda each: processes.prepare(each, **OPTIONS), good))
         found["seconds here"] = time.process_time() - began
-        found["after"] = [is_cached(each, **OPTIONS) for each in good]
+        found["after"] = [cached(each, **OPTIONS)() for each in good]
         processes.prepare(plain(), **OPTIONS)  # its error is told
         first = processes._first
         assert first is not None
         os.killpg(first.pid, signal.SIGKILL)
         for _ in range(3):  # as is, once, that they have ended
             processes.prepare(OTHER, **OPTIONS)
-        found["ended"] = is_cached(OTHER, **OPTIONS)
+        found["ended"] = cached(OTHER, **OPTIONS)()
     found["status"] = first.returncode
     processes = CompilerProcesses(1)
     processes.prepare(GLUON, **OPTIONS)
@@ -66,9 +68,28 @@ def main() -> None:
     with patch.object(sys, "executable", "/nowhere"), CompilerProcesses(2) as processes:
         for _ in range(3):
             processes.prepare(OTHER, **OPTIONS)
+    found["elsewhere"] = [wait_for_another(each) for each in (True, False)]
     found["in this thread"] = before_compiling.get() is not None
     found["version"] = triton.__version__
     print(json.dumps(found))
+
+
+def wait_for_another(is_compiled: bool) -> bool:
+    """Wait for a kernel that another process compiles, or not; whether this one had to."""
+    looks = itertools.count()
+    with CompilerProcesses(1) as others, CompilerProcesses(1, lambda: goes_on()) as processes:
+
+        def goes_on() -> bool:
+            if next(looks) < 2:
+                return True
+            if is_compiled:
+                others.prepare(OTHER, **OPTIONS)
+            return is_compiled
+
+        wanted = OTHER if is_compiled else THIRD
+        processes.prepare(wanted, **OPTIONS)
+        assert cached(wanted, **OPTIONS)()
+        return processes._first is not None
 
 
 if __name__ == "__main__":

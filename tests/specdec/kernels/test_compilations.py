@@ -179,4 +179,5 @@ def test_processes_compile_into_the_cache_and_tell_what_went_wrong(tmp_path):
     assert "has ended (FileNotFoundError: " in done.stderr
     assert (found["ended"], found["status"]) == (False, -signal.SIGKILL)
     assert not found["started for nothing"]
+    assert found["elsewhere"] == [False, True]
     assert not found["in this thread"]

@@ -1,6 +1,7 @@
 """On how many ranks a model can be cut, by its config alone: before any weights are read."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from weights.config import EagleConfig, LayerKind, TargetConfig
 from weights.shard import num_vocabulary_blocks
@@ -40,22 +41,35 @@ def _reasons(config: TargetConfig | EagleConfig, size: int) -> Iterator[str]:
         kinds = (config.layer,)
         tables["draft_vocab_size"] = config.draft_vocab_size
     for kind in kinds:
-        yield from _reasons_of_layer(kind, size)
+        yield from map(str, misfits_of_layer(kind, size))
     for key, ids in tables.items():
         blocks = num_vocabulary_blocks(ids)
         if size > blocks:
             yield f"{key} is {ids}, in {blocks} blocks, fewer than {size}"
 
 
-def _reasons_of_layer(kind: LayerKind, size: int) -> Iterator[str]:
-    counts = {
-        "num_attention_heads": kind.num_heads,
-        "intermediate_size": kind.intermediate_size,
-        "num_experts": 0 if kind.experts is None else kind.experts.num,
-    }
-    for key, count in counts.items():
-        if count % size:
-            yield f"{key} is {count}, no multiple of {size}"
+class Misfit(NamedTuple):
+    """What cannot be dealt out to so many ranks: a key of config.json, and why."""
+
+    key: str
+    what: str  # in a word
+    number: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.key} is {self.number}, {self.why}"
+
+
+def misfits_of_layer(kind: LayerKind, size: int) -> Iterator[Misfit]:
+    """List what does not fit, the key of a layer's config by key."""
+    multiple = f"no multiple of {size}"
+    if kind.num_heads % size:
+        yield Misfit("num_attention_heads", "heads", kind.num_heads, multiple)
     fewer, more = sorted((kind.num_kv_heads, size))
-    if more % fewer:
-        yield f"num_key_value_heads is {kind.num_kv_heads}, no multiple or divisor of {size}"
+    if more % fewer:  # fewer heads than ranks are copied
+        why = f"no multiple or divisor of {size}"
+        yield Misfit("num_key_value_heads", "kv heads", kind.num_kv_heads, why)
+    if kind.experts is not None and kind.experts.num % size:
+        yield Misfit("num_experts", "experts", kind.experts.num, multiple)
+    if kind.intermediate_size % size:
+        yield Misfit("intermediate_size", "columns of down_proj", kind.intermediate_size, multiple)

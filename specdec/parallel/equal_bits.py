@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from specdec.kernels.sum_order import splits_of
 from weights.config import EagleConfig, LayerKind, TargetConfig
+from weights.ranks import misfits_of_layer
 
 SIZES = (2, 4, 8)  # numbers of GPUs beside 1
 ALIGN = 8  # columns of a weight's part: rows of 16-bit numbers begin at multiples of 16 bytes
@@ -51,14 +52,9 @@ def _fit(kinds: tuple[LayerKind, ...], size: int) -> Fit:
 
 
 def _problems(kind: LayerKind, size: int) -> Iterator[str]:
-    """Say what cannot be dealt out to so many GPUs."""
-    heads, kv_heads = kind.num_heads, kind.num_kv_heads
-    if heads % size != 0:
-        yield f"{heads} heads"
-    if kv_heads % size != 0 and size % kv_heads != 0:  # fewer are copied
-        yield f"{kv_heads} kv heads"
-    if kind.experts is not None and kind.experts.num % size != 0:
-        yield f"{kind.experts.num} experts"
+    """Say what cannot be dealt out to so many GPUs: what loading refuses, and odd columns."""
+    for misfit in misfits_of_layer(kind, size):
+        yield f"{misfit.number:,} {misfit.what}"
     for name, _, columns in _row_parallel(kind):
         if columns % (size * ALIGN) != 0:
             yield f"{columns:,} columns of {name}"

@@ -76,6 +76,8 @@ class LayerKind:
     mlp_bias: bool = False
     qk_norm: bool = False
     attention_scale: float | None = None  # of scores; None: head_dim^-0.5
+    window: int | None = None  # a row at p sees keys p - window < k <= p; None: all up to p
+    has_sinks: bool = False  # one more score for each head, without a value (sinks_H, float32)
     residual_multiplier: float = 1.0  # of what attention and MLP add to the stream
     experts: ExpertsConfig | None = None  # None: one MLP
 

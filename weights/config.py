@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 
 from weights.shard import WHOLE, Shard
 
+Form = Literal["plain", "mxfp4"]  # of a weight: one number each, or four bits (arrange.py)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
@@ -38,12 +40,26 @@ class Heads(NamedTuple):
     head_dim: int
 
 
+class Clamp(NamedTuple):
+    """SwiGLU of gpt-oss: (up + 1) gate sigmoid(alpha gate).
+
+    gate is at most the limit, and up lies between -limit and limit.
+    """
+
+    limit: float
+    alpha: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
     """A mixture of experts: a router chooses `per_token` of `num` MLPs for each row.
 
     renormalise: weights of the chosen ones add up to 1; if not, a softmax over all gives them
     is_stacked:  files hold one tensor for all experts of a layer
+    is_turned:   these are [in, out], and rows of gate and up alternate
+    has_biases:  the router has biases, and so have the experts' products
+    clamp:       None: plain SwiGLU
+    form:        of the experts' weights in files and memory
     shard:       whose experts are `held`; routers know all
     """
 
@@ -52,6 +68,10 @@ class ExpertsConfig:
     width: int  # of each expert
     renormalise: bool
     is_stacked: bool = False
+    is_turned: bool = False
+    has_biases: bool = False
+    clamp: Clamp | None = None
+    form: Form = "plain"
     shard: Shard = WHOLE
 
     @property

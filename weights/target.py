@@ -21,7 +21,7 @@ from weights.report import Log
 
 CONFIG = "config.json"
 MAX_WINDOW_LAYERS = 28  # layers before the first window, where config.json does not say
-SUPPORTED = {"hidden_act": "silu", "quantization_config": None}
+SUPPORTED = {"hidden_act": "silu"}
 
 
 def target_rows(reader: Reader) -> tuple[Row, ...]:

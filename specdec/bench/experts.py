@@ -20,6 +20,7 @@ from specdec.bench.yardsticks import first_line
 from specdec.kernels.experts.mlp import experts_mlp
 from specdec.kernels.experts.route import Routing, route
 from specdec.kernels.experts.router import router_logits
+from specdec.kernels.experts.weight import Weight
 from specdec.kernels.norms import add_rms_norm
 
 ROWS = (1, 4, 8, 64, 256, 2048, 8192)
@@ -82,7 +83,8 @@ def draw_layers(sizes: Sizes, device: torch.device) -> list[Layer]:
 
 def our_layer(x: Tensor, residual: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
     """Go from the router's input to the next norm."""
-    parts = experts_mlp(x, *_routing(x, layer)[:2], layer.gate_up, layer.down)
+    weights = Weight(layer.gate_up), Weight(layer.down)
+    parts = experts_mlp(x, *_routing(x, layer)[:2], *weights)
     return add_rms_norm(parts, residual, layer.norm, layer.eps)
 
 

@@ -138,6 +138,10 @@ class Attention(nn.Module):
         self.index = index
         self.rope = rope
         self.scale = config.attention_scale
+        self.sinks = None
+        if config.has_sinks:
+            sinks = torch.empty(H, dtype=torch.float32)
+            self.sinks = nn.Parameter(sinks, requires_grad=False)
         self._query_columns = H * C
         self.qkv_proj = Linear(num_in, (H + 2 * G) * C, config.qkv_bias, whole)
         whole = None if exchange is None else (D, kind.num_heads * C)

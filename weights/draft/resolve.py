@@ -10,9 +10,10 @@ from typing import Literal
 
 from weights.config import EagleConfig, TargetConfig
 from weights.draft.layer import ATTENTION, resolve_layer
-from weights.draft.layouts import ONLY, Evidence, Layout, find_layout
+from weights.draft.layouts import ONLY, Evidence, find_layout
 from weights.draft.norms import resolve_norms
 from weights.draft.sources import Sources
+from weights.families.table import FAMILIES
 from weights.fields import Fields, Range, layer_types, read_json_object, refuse_values
 from weights.files.header import TensorEntry
 from weights.files.reader import Reader
@@ -193,7 +194,8 @@ def _resolve_taps(sources: Sources, num_taps: int | None) -> tuple[int, ...]:
     """Which hidden states of the target a draft reads: boundary i is the stream entering layer i.
 
     Files name them as boundaries, or by the layer whose output it is (boundary - 1), and the two
-    look alike. The format decides; an id equal to the number of layers can only be a boundary.
+    look alike. The target's family decides, or else the format; an id equal to the number of layers
+    can only be a boundary.
     num_taps: how many fc takes, None if unknown
     """
     fields = sources.fields
@@ -203,7 +205,7 @@ def _resolve_taps(sources: Sources, num_taps: int | None) -> tuple[int, ...]:
     if sources.aux_layers is not None:
         boundaries, source = sources.aux_layers, "argument aux_layers (boundaries)"
     elif key and ids:
-        boundaries, source = _from_ids(ids, sources.layout, L, fields.source(key))
+        boundaries, source = _from_ids(ids, sources, fields.source(key))
         is_moved = boundaries != ids
         other = ids if is_moved else tuple(i + 1 for i in ids)
         if L is None or max(other) <= L:
@@ -231,9 +233,12 @@ def _resolve_taps(sources: Sources, num_taps: int | None) -> tuple[int, ...]:
     return boundaries
 
 
-def _from_ids(
-    ids: tuple[int, ...], layout: Layout, L: int | None, source: str
-) -> tuple[tuple[int, ...], str]:
+def _from_ids(ids: tuple[int, ...], sources: Sources, source: str) -> tuple[tuple[int, ...], str]:
+    target, layout = sources.target, sources.layout
+    L = None if target is None else target.num_layers
+    if target is not None and FAMILIES[target.model_type].names_boundaries:
+        title = FAMILIES[target.model_type].title
+        return ids, f"{source} (boundaries, as all heads for {title} have them)"
     if layout.layer_ids == "boundary":
         return ids, f"{source} (boundaries, as {layout.name} has them)"
     if L is not None and max(ids) == L:

@@ -47,5 +47,6 @@ class Family:
     sliding: tuple[bool, ...] = ()  # which layers have it, by turns, where layer_types is not there
     forms: tuple[Form, ...] = ("plain",)
     has_multipliers: bool = False  # of embeddings, scores, residuals and logits
+    names_boundaries: bool = False  # so do its heads, in every format (draft/resolve.py)
     experts: ExpertsRow | None = None
     names: tuple[Row, ...] = ()  # its own names and what it drops, after TARGET_ROWS

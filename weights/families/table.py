@@ -1,7 +1,8 @@
 """The rows, by model_type.
 
 Facts: transformers, models/MODEL_TYPE/{configuration,modeling}_*.py; names of tensors:
-conversion_mapping.py there.
+conversion_mapping.py there. What heads for gpt-oss mean by ids of layers: SGLang's issue 32334, in
+which NVIDIA's, read as outputs, lost a state and agreed less.
 """
 
 from weights.config import Clamp
@@ -124,6 +125,7 @@ FAMILIES = {
         sliding_window=128,
         sliding=(True, False),
         forms=("plain", "mxfp4"),
+        names_boundaries=True,
         names=(
             Row(r"\.mlp\.router\.", ".mlp.gate.", GPT_OSS),
             Row(r"\.experts\.(gate_up|down)_proj$", r".experts.\1_proj_turned", GPT_OSS),

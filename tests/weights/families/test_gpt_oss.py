@@ -1,19 +1,14 @@
 """gpt-oss: what its config means, both forms of its weights, and what is refused."""
 
-import json
-import shutil
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from specdec.kernels.experts.mxfp4 import dequantised_ref
-from tests.weights.mxfp4 import drawn, numbers_of
+from tests.weights.gpt_oss import QUANTISED, rewritten, write_both_forms
 from tests.weights.published import save
 from weights import CheckpointError, Clamp, RopeConfig, load_target
 
 LAYER = "model.layers.1.mlp.experts"
-QUANTISED = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
 
 
 @pytest.fixture(scope="module")
@@ -23,38 +18,12 @@ def saved(tmp_path_factory):
     return save("gpt_oss", directory), directory
 
 
-def rewritten(source, out, change, absent=(), **keys):
-    """Write a checkpoint after changes of tensors and config to `out`."""
-    shutil.copytree(source, out, dirs_exist_ok=True)
-    tensors = load_file(source / "model.safetensors")
-    change(tensors)
-    save_file({name: x.contiguous() for name, x in tensors.items()}, out / "model.safetensors")
-    config = json.loads((source / "config.json").read_text()) | keys
-    config = {key: value for key, value in config.items() if key not in absent}
-    (out / "config.json").write_text(json.dumps(config))
-    return out
-
-
-def pack(tensors):
-    """Put drawn MXFP4 weights in the place of the experts' own; return the same as numbers."""
-    torch.manual_seed(1)
-    numbers = {}
-    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
-        E, K, N = tensors.pop(name).shape
-        blocks, scales = drawn(E, N, K)
-        tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = blocks, scales
-        numbers[name] = numbers_of(blocks, scales).float().transpose(1, 2)
-    return numbers
-
-
 @pytest.fixture(scope="module")
 def both_forms(saved, tmp_path_factory):
     """One model in MXFP4 and with a number each."""
-    numbers = {}
-    packed, plain = tmp_path_factory.mktemp("packed"), tmp_path_factory.mktemp("plain")
-    rewritten(saved[1], packed, lambda x: numbers.update(pack(x)), quantization_config=QUANTISED)
-    rewritten(saved[1], plain, lambda x: x.update(numbers))
-    return packed, plain
+    directories = [tmp_path_factory.mktemp(name) for name in ("packed", "plain")]
+    write_both_forms(saved[1], *directories)
+    return directories
 
 
 def test_tensors_are_those_that_transformers_has_in_memory(saved):

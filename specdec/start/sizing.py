@@ -16,6 +16,7 @@ from specdec.sizes import BLOCK_SIZE, MAX_STOP_IDS, MAX_TREE_REQUESTS, EngineSiz
 from specdec.start.speculation import Drafting
 from weights.config import EagleConfig, Heads, RopeConfig, TargetConfig
 from weights.errors import Problems, shown
+from weights.files.header import FLOAT_DTYPES
 from weights.files.reader import Reader
 
 GIB = 1 << 30
@@ -99,12 +100,15 @@ def check_weights(
 ) -> None:
     """Refuse weights that `memory` bytes of each device cannot hold, before the first is read.
 
-    dtype: that they are loaded in; None: as stored
+    dtype: that numbers are loaded in, not what is packed; None: as stored
     """
     entries = reader.entries.values()
     need = sum(each.num_bytes for each in entries)
     if dtype is not None:
-        need = sum(math.prod(each.shape) for each in entries) * dtype.itemsize
+        need = sum(
+            math.prod(each.shape) * dtype.itemsize if each.dtype in FLOAT_DTYPES else each.num_bytes
+            for each in entries
+        )
     if need >= memory * num_devices:
         how = "as stored" if dtype is None else f"in {str(dtype).removeprefix('torch.')}"
         has = "the device has" if num_devices == 1 else f"each of {num_devices} devices has"

@@ -29,6 +29,12 @@ WAITING = (
     *((64, 64, 6, 4), (64, 64, 5, 4), (64, 64, 4, 4)),
     *((128, 64, 3, 4), (128, 128, 3, 4), (64, 64, 3, 4)),
 )
+# of MXFP4, whose tiles are a quarter as large: longer rings keep as many bytes on their way
+WAITING_PACKED = (
+    *((64, 128, 6, 4), (64, 128, 4, 4), (128, 128, 4, 4)),
+    *((128, 64, 6, 4), (64, 64, 8, 4), (64, 64, 6, 4)),
+    *((128, 64, 4, 4), (64, 128, 3, 4), (64, 64, 4, 4)),
+)
 COMPUTING = (
     *((128, 64, 4, 8), (128, 64, 3, 8), (64, 64, 4, 8)),
     *((64, 64, 3, 8), (64, 64, 3, 4), (64, 64, 2, 8), (256, 64, 3, 8)),
@@ -94,7 +100,8 @@ def candidates(part: Part, block_m: int, K: int, is_packed: bool = False) -> lis
     is_computing = block_m >= COMPUTING_ROWS
     beside = (1 if is_computing else 2) + (K <= SHORT_K)
     found: dict[bool, list[Shape]] = {True: [], False: []}
-    for block_n, block_k, num_stages, num_warps in COMPUTING if is_computing else WAITING:
+    waiting = WAITING_PACKED if is_packed else WAITING
+    for block_n, block_k, num_stages, num_warps in COMPUTING if is_computing else waiting:
         width = of_w * block_n * bytes_of_w + block_m * 2
         size = int(width * block_k) * num_stages + RESERVED
         sums = of_w * block_n * block_m // (32 * num_warps)

@@ -116,6 +116,16 @@ def test_tiles_change_no_bit(exact_device, block_k):
     assert torch.equal(found, launch_expert_parts(x, ids, *plain, CLAMP))
 
 
+def test_every_product_has_tiles():
+    """Of whole groups of 64 columns, of which a step has no more than two."""
+    for block_m in ROWS:
+        for part in ("gate_up", "down"):
+            for K in (64, 736, 2880):
+                found = candidates(part, block_m, K, is_packed=True)
+                assert found
+                assert {shape.block_k for shape in found} <= {64, 128}
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", ["drawn", "one", "padded"])
 def test_parts_of_published_sizes_have_the_bits_of_plain_weights(how):

@@ -5,6 +5,7 @@ import dataclasses
 from weights.config import LayerKind
 from weights.families.experts import check_count, have_experts, read_experts
 from weights.families.family import Family
+from weights.families.windows import read_windows
 from weights.fields import Fields, check_layer
 from weights.report import Log
 from weights.rope import read_rope, rope_source
@@ -17,6 +18,16 @@ def read_layers(
 
     num_tensors: in the files; more experts than these are not even named
     """
+    kinds = _read_kinds(fields, family, num_layers, num_tensors, log)
+    each = tuple(zip(kinds, read_windows(fields, family, num_layers, log), strict=True))
+    shared = {(kind, window): dataclasses.replace(kind, window=window) for kind, window in each}
+    return tuple(shared[pair] for pair in each)
+
+
+def _read_kinds(
+    fields: Fields, family: Family, num_layers: int, num_tensors: int, log: Log
+) -> tuple[LayerKind, ...]:
+    """Read all but their windows."""
     row = family.experts
     if row is None:
         return (_read_kind(fields, family, log, is_dense=True),) * num_layers

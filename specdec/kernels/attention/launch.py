@@ -7,12 +7,7 @@ from torch import Tensor
 from specdec.kernels import is_hopper, launch_options, pick
 from specdec.kernels.attention.arguments import Pass, room_for_parts
 from specdec.kernels.attention.combine import prepare_combine, prepare_combine_long
-from specdec.kernels.attention.launch_plan import (
-    HeadShape,
-    plan_launch,
-    takes_prompt_kernel,
-    window_within,
-)
+from specdec.kernels.attention.launch_plan import HeadShape, plan_launch, takes_prompt_kernel
 from specdec.kernels.attention.query_rows import QueryRows
 from specdec.kernels.attention.shared_splits import prepare_share
 from specdec.kernels.attention.twin import paged_attention_ref
@@ -66,7 +61,6 @@ def _prepare(
     _, _, G, S, C = cache.shape
     group = q_THC.shape[1] // G
     scale = C**-0.5 if scale is None else scale
-    window = window_within(window, rows.block_table.shape[1] * S)
     if takes_prompt_kernel(rows, group, S, C, q_THC.dtype, is_hopper(q_THC.device)):
         return [PromptAttention(q_THC, cache, rows, scale, window)]
     given = _pass_of(q_THC, cache, rows, scale, window)

@@ -210,11 +210,6 @@ def plan_launch(
     )
 
 
-def window_within(window: int | None, context: int) -> int | None:
-    """Return the window, or None where no row of a context of this many tokens is beyond it."""
-    return None if window is None or window >= context else window
-
-
 def keys_of_window(window: int, tokens: int) -> int:
     """Bound the keys in the tiles of 64 that this many consecutive rows see."""
     return window + tokens + 62

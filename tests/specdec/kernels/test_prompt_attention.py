@@ -106,7 +106,7 @@ def prompts_on(monkeypatch):
 def chunk(max_query_len: int) -> QueryRows:
     nothing = torch.zeros(1, dtype=torch.int64)
     return QueryRows(
-        block_table=nothing[None],
+        block_table=nothing,
         idx_mapping=nothing,
         positions=nothing,
         max_query_len=max_query_len,

@@ -105,6 +105,11 @@ class LayerKind:
     def heads(self) -> Heads:
         return Heads(self.num_heads, self.num_kv_heads, self.head_dim)
 
+    def within(self, context: int) -> "LayerKind":
+        """Leave out a window that no row of a context of this many tokens reaches beyond."""
+        has_window = self.window is not None and self.window < context
+        return self if has_window else replace(self, window=None)
+
     def local(self, shard: Shard) -> "LayerKind":
         """Give a rank's heads, kv heads, columns of the MLP, and experts."""
         return replace(
@@ -128,7 +133,6 @@ class TargetConfig:
     dtype: str  # as stored, "bfloat16"
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]  # config.json and generation_config.json together
-    sliding_window: int | None = None  # of some layer; the engine refuses longer contexts
     embedding_multiplier: float = 1.0
     logits_scaling: float = 1.0  # logits are divided by it
 
@@ -158,6 +162,10 @@ class TargetConfig:
         found = {kind.heads for kind in self.kinds}
         assert len(found) == 1, f"layers with different heads: {found}"
         return self.layers[0].heads
+
+    def within(self, context: int) -> "TargetConfig":
+        """Leave out windows that no row of a context of this many tokens reaches beyond."""
+        return replace(self, layers=tuple(kind.within(context) for kind in self.layers))
 
     def local(self, shard: Shard) -> "TargetConfig":
         """Give a rank's layers; vocab_size counts its rows of the embedding and the head."""
@@ -211,11 +219,14 @@ class EagleConfig:
     has_own_embedding: bool = False
     has_own_head: bool = True
     has_d2t: bool = False
-    sliding_window: int | None = None  # of the draft's own attention, as in TargetConfig
 
     @property
     def heads(self) -> Heads:
         return self.layer.heads
+
+    def within(self, context: int) -> "EagleConfig":
+        """Leave out a window that no row of a context of this many tokens reaches beyond."""
+        return replace(self, layer=self.layer.within(context))
 
     def local(self, shard: Shard) -> "EagleConfig":
         """Give a rank's layer; both vocabularies count its rows. fc and norms are whole."""

@@ -32,9 +32,7 @@ def largest_sizes(
     max_model_len = longest if config.max_model_len is None else config.max_model_len
     if max_model_len > longest:
         raise ValueError(f"max_model_len={max_model_len} exceeds {limit}")
-    _check_window("target", target.sliding_window, max_model_len)
     if eagle is not None and drafting.num_tokens > 0:
-        _check_window("draft", eagle.sliding_window, max_model_len)
         _check_children(drafting, eagle)
     max_num_seqs = _max_num_seqs(config, drafting)
     blocks = max_num_seqs * -(-max_model_len // BLOCK_SIZE)
@@ -156,14 +154,6 @@ def _max_num_seqs(config: EngineConfig, drafting: Drafting) -> int:
         limit = f"draft trees run for at most {MAX_TREE_REQUESTS} requests at a time"
         raise ValueError(f"max_num_seqs={given} with top_k={drafting.tree.top_k}: {limit}")
     return MAX_TREE_REQUESTS
-
-
-def _check_window(role: str, window: int | None, max_model_len: int) -> None:
-    if window is not None and max_model_len > window:
-        raise ValueError(
-            f"the {role} attends over a sliding window of {window} tokens, which is not supported "
-            f"beyond it: give max_model_len={window} or less (max_model_len={max_model_len})"
-        )
 
 
 def _check_children(drafting: Drafting, eagle: EagleConfig) -> None:

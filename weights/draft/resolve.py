@@ -73,12 +73,12 @@ def _config(sources: Sources) -> EagleConfig:
     V, W = _vocabulary(sources)
     Dt = _target_hidden_size(sources, layer.hidden_size)
     has_fc, boundaries = _features(sources, entry, Dt)
-    has_window = "sliding_attention" in layer_types(fields)
-    has_window = has_window or fields.get(bool, "use_sliding_window", False)
+    num_layers = _num_layers(sources)
+    layer = dataclasses.replace(layer, window=_window(sources, num_layers))
     config = EagleConfig(
         format=sources.layout.name,
         layer=layer,
-        num_layers=_num_layers(sources),
+        num_layers=num_layers,
         vocab_size=V,
         draft_vocab_size=W,
         target_hidden_size=Dt,
@@ -88,7 +88,6 @@ def _config(sources: Sources) -> EagleConfig:
         has_fc=has_fc,
         fc_bias=_fc_bias(sources, entry),
         has_d2t=sources.has("d2t") or W != V,
-        sliding_window=fields.need(int, "sliding_window") if has_window else None,
     )
     config = dataclasses.replace(
         resolve_norms(sources, config),
@@ -97,8 +96,6 @@ def _config(sources: Sources) -> EagleConfig:
     )
     log.add_read(fields, config, max_position_embeddings="max_position_embeddings")
     log.add("d2t", "offsets" if sources.has("d2t") else None, sources.presence("d2t"))
-    window = config.sliding_window
-    log.add("sliding_window", window, fields.source("layer_types", "use_sliding_window"))
     _check_borrowing(config, sources)
     return config
 
@@ -124,6 +121,19 @@ def _num_layers(sources: Sources) -> int:
         line = f"{where}: {num_layers} layers, but only {len(sources.held)} tensors"
         sources.fields.problems.add(line, fatal=True)
     return num_layers
+
+
+def _window(sources: Sources, num_layers: int) -> int | None:
+    """Read the window of all layers; the first entries of layer_types are the draft's."""
+    fields = sources.fields
+    is_sliding = [kind == "sliding_attention" for kind in layer_types(fields)[:num_layers]]
+    if any(is_sliding) and not all(is_sliding):
+        what = "layers with and without a window are not supported in one draft"
+        fields.problems.add(f"{fields.source('layer_types')}: {what}")
+    has_window = any(is_sliding) or fields.get(bool, "use_sliding_window", False)
+    window = fields.need(int, "sliding_window") if has_window else None
+    sources.log.add("sliding_window", window, fields.source("layer_types", "use_sliding_window"))
+    return window
 
 
 def _target_hidden_size(sources: Sources, hidden_size: int) -> int:

@@ -1,13 +1,13 @@
 """The layers of a target, from its config.json and the row of its family."""
 
 import dataclasses
-from collections.abc import Sequence
 
 from weights.config import LayerKind
 from weights.families.experts import check_blocks, check_count, have_experts, read_experts
 from weights.families.family import Family
 from weights.families.form import read_form
-from weights.fields import Fields, check_layer, layer_types
+from weights.families.windows import read_windows
+from weights.fields import Fields, check_layer
 from weights.report import Log
 from weights.rope import read_rope, rope_source
 
@@ -19,6 +19,16 @@ def read_layers(
 
     num_tensors: in the files; more experts than these are not even named
     """
+    kinds = _read_kinds(fields, family, num_layers, num_tensors, log)
+    each = tuple(zip(kinds, read_windows(fields, family, num_layers, log), strict=True))
+    shared = {(kind, window): dataclasses.replace(kind, window=window) for kind, window in each}
+    return tuple(shared[pair] for pair in each)
+
+
+def _read_kinds(
+    fields: Fields, family: Family, num_layers: int, num_tensors: int, log: Log
+) -> tuple[LayerKind, ...]:
+    """Read all but their windows."""
     row = family.experts
     form = read_form(fields, family, log)
     if row is None:
@@ -30,26 +40,7 @@ def read_layers(
     if form == "mxfp4":
         check_blocks(fields, base.hidden_size, row.width, experts.width)
     sparse = dataclasses.replace(base, intermediate_size=0, experts=experts)
-    kinds = [sparse if each else base for each in is_sparse]
-    return _slid(kinds, fields, family) if family.sliding else tuple(kinds)
-
-
-def _slid(kinds: Sequence[LayerKind], fields: Fields, family: Family) -> tuple[LayerKind, ...]:
-    """Give a window to the layers that layer_types lists, or else to those of the family."""
-    num_layers = len(kinds)
-    listed = [each == "sliding_attention" for each in layer_types(fields)]
-    if listed and len(listed) != num_layers:
-        line = f"has {len(listed)} entries, num_hidden_layers is {num_layers}"
-        fields.problems.add(f"{fields.source('layer_types')} {line}", fatal=True)
-        return tuple(kinds)
-    window = fields.find(int, "sliding_window")
-    if "sliding_window" not in fields.nulls and "sliding_window" not in fields:
-        window = family.sliding_window
-    are_slid = listed or [family.sliding[i % len(family.sliding)] for i in range(num_layers)]
-    slid = {kind: dataclasses.replace(kind, window=window) for kind in dict.fromkeys(kinds)}
-    return tuple(
-        slid[kind] if is_slid else kind for kind, is_slid in zip(kinds, are_slid, strict=True)
-    )
+    return tuple(sparse if each else base for each in is_sparse)
 
 
 def _read_kind(fields: Fields, family: Family, log: Log, is_dense: bool) -> LayerKind:

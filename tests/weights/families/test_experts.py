@@ -128,7 +128,8 @@ def test_the_older_name_of_the_number_of_experts_is_read(saved, tmp_path, keys):
 )
 def test_a_window_is_that_of_all_layers(saved, tmp_path, name, keys, window):
     absent = () if "sliding_window" in keys else ("sliding_window",)
-    assert config_of(saved, tmp_path, name, *absent, **keys).sliding_window == window
+    layers = config_of(saved, tmp_path, name, *absent, **keys).layers
+    assert {kind.window for kind in layers} == {window}
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def test_a_block_of_zeros_takes_any_scale(both_forms, tmp_path):
         ({"quantization_config": QUANTISED | {"dequantize": True}}, "weights stay packed"),
         ({"experts_per_token": 2}, "num_experts_per_tok is 4 and experts_per_token is 2: keep one"),
         ({"swiglu_limit": 0}, "swiglu_limit is 0, a number from 0.001"),
-        ({"layer_types": ["full_attention"]}, "has 1 entries, num_hidden_layers is 6"),
+        ({"layer_types": ["sliding_attention"]}, "has 1 entries, and there are 6 layers"),
         ({"quantization_config": QUANTISED, "intermediate_size": 48}, "is 48, a multiple of 32"),
     ],
 )

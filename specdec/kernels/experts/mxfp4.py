@@ -142,11 +142,10 @@ def _number(words, power, BIT: tl.constexpr):
 def dequantised_ref(words_EGNX: Tensor, scales_EHN: Tensor) -> Tensor:
     """Make W [E, N, 64 G] of words [E, G, N, 8] and scales [E, H, N], in float32."""
     E, G, N, _ = words_EGNX.shape
-    bit = torch.arange(8, device=words_EGNX.device) * 4  # 16 l + 8 j + 4 h
-    codes = (words_EGNX.view(E, G, N, 4, 2, 1) >> bit & 15).view(E, G, N, 4, 2, 2, 2, 2)
-    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=words_EGNX.device)
-    numbers = torch.cat([values, -values])[codes]  # E, G, N, q, c, l, j, h
-    numbers = numbers.permute(0, 2, 1, 4, 6, 7, 3, 5).reshape(E, N, 2 * G, 32)
-    bytes_ENB = scales_EHN[..., None].view(torch.uint8).transpose(1, 2).reshape(E, N, -1)
-    powers = (bytes_ENB[..., : 2 * G, None].int() << 23).view(torch.float32)
-    return (numbers * powers).flatten(2)
+    bit = torch.arange(0, 32, 4, dtype=torch.int32, device=words_EGNX.device)  # 16 l + 8 j + 4 h
+    codes = words_EGNX.view(E, G, N, 4, 2, 1) >> bit
+    bits = ((codes & 8) << 28 | (codes & 7) << 22).view(E, G, N, 4, 2, 2, 2, 2)  # q, c, l, j, h
+    bits_ENBX = bits.permute(0, 2, 1, 4, 6, 7, 3, 5).reshape(E, N, 2 * G, 32)
+    scales_ENB = scales_EHN[..., None].view(torch.uint8).transpose(1, 2).reshape(E, N, -1)
+    powers_ENB = (scales_ENB[..., : 2 * G].int() + 126 << 23).view(torch.float32)
+    return (bits_ENBX.view(torch.float32) * powers_ENB[..., None]).flatten(2)

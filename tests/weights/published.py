@@ -30,6 +30,12 @@ TARGETS = {
     "mixtral": ("Mixtral", EXPERTS | {"intermediate_size": 24}),
     "granitemoe": ("GraniteMoe", EXPERTS | MULTIPLIERS | {"intermediate_size": 24}),
     "granite": ("Granite", MULTIPLIERS | {"intermediate_size": 80}),
+    "mistral, windows": ("Mistral", {"intermediate_size": 80, "sliding_window": 24}),
+    "qwen2, later windows": (
+        "Qwen2",
+        {"intermediate_size": 80, "sliding_window": 24, "use_sliding_window": True}
+        | {"max_window_layers": 4},
+    ),
 }
 # a window and sinks, a limit that clamps, and positions beyond the original length
 GPT_OSS = {

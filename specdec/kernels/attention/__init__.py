@@ -17,6 +17,12 @@ tensor cores like the values, so nothing depends on how a tile lies across threa
 same bits every way. That holds for query tiles of 64 rows and more too, which take wgmma:
 tests/specdec/kernels/test_query_tiles.py asks a GPU.
 
+A row with a window sees the last `window` keys up to its own. A tile of keys is read if some row of
+the query tile sees one of it: where a row sees none, its partial result stays as it is, and so do its
+bits. Borders of splits stay absolute. Most splits of a small window have one tile, so they are not
+shared; slots of a window have about as many keys each, so none is long. What a row adds all its splits
+to is nothing, or its head's sink: a score without a value (arXiv 2309.17453, learned as in gpt-oss).
+
 To be read in this order:
 1. query_rows.py: what a pass says of its rows and keys;
 2. launch.py: the kernels of a pass, with launch_plan.py (which of them, and how the rows are cut)

@@ -23,7 +23,8 @@ SHORT_K = 1024  # programs with less take long to start for what they load
 BYTES_OF_PACKED = 17 / 32  # of a number of MXFP4, with its share of a scale
 RESERVED = 1536  # bytes of a program beside its ring
 MOST_SUMS = 160  # registers of a thread
-MOST_SUMS_PACKED = 120  # beside numbers of MXFP4, of four warps
+MOST_SUMS_PACKED = 90  # of four warps, which keep numbers of MXFP4 beside them
+MOST_ROWS_PACKED = 128  # of W in a tile, for the same reason
 # block_n, block_k, num_stages, num_warps; the likeliest first
 WAITING = (
     *((64, 128, 4, 4), (128, 64, 4, 4), (64, 128, 3, 4)),
@@ -107,6 +108,8 @@ def candidates(part: Part, block_m: int, K: int, is_packed: bool = False) -> lis
         size = int(width * block_k) * num_stages + RESERVED
         sums = of_w * block_n * block_m // (32 * num_warps)
         most = MOST_SUMS_PACKED if is_packed and num_warps == 4 else MOST_SUMS
+        if is_packed and block_n > MOST_ROWS_PACKED:
+            continue
         if size <= SHARED_MEMORY and sums <= most:
             shape = Shape(block_n, block_m, block_k, num_stages, num_warps)
             found[size * beside <= SHARED_MEMORY].append(shape)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.kernels.attention import launch_plan
+from specdec.kernels.attention import combine, launch_plan
 from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.attention.launch_plan import (
     HeadShape,
@@ -68,9 +68,8 @@ def attend(q, cache, rows: QueryRows, window, sinks, how=launch_paged_attention)
 
 def each_way(monkeypatch, q, cache, rows: QueryRows, window, sinks) -> Iterator[tuple]:
     """What every kernel makes of these rows."""
-    tiles = (QueryTile(0, 16, 2), QueryTile(0, 32, 4), QueryTile(0, 64, 4, True))
     for full in (NEVER, ALWAYS):
-        for tile in tiles:
+        for tile in (QueryTile(0, 16, 2), QueryTile(0, 64, 4, True)):
             with monkeypatch.context() as patched:
                 patched.setattr(launch_plan, "FULL", full)
                 patched.setattr(launch_plan, "FEW_KEYS", 0)
@@ -126,8 +125,7 @@ def test_a_row_has_the_same_bits_every_way(exact_interpreter, monkeypatch, windo
     sinks = sinks_of(q)
     expected = attend(q, cache, rows, window, sinks)
     assert expected.isfinite().all()
-    several = [window - 1, window, window + 1, 64, 127, 128]
-    several = [[end - 2, end - 1, end] for end in several if 62 <= end < 150]
+    several = [[end - 2, end - 1, end] for end in (window, window + 1, 128) if 62 <= end < 150]
     for positions in map(torch.tensor, (several, [[145, 146, 147, 148, 149]])):
         some = with_rows(rows, positions)
         own = some.positions - 60
@@ -168,6 +166,23 @@ def test_keys_before_the_window_change_nothing(exact_interpreter, monkeypatch, h
     if how is launch_paged_attention:
         for way, found in each_way(monkeypatch, q, other, rows, window, None):
             assert torch.equal(found, expected), way
+
+
+def test_long_slots_begin_with_their_sinks(exact_interpreter, monkeypatch):
+    """Whether teams share their splits or not, beside walks of other slots."""
+    monkeypatch.setattr(launch_plan, "ALONE_KEYS", 128)
+    monkeypatch.setattr(launch_plan, "LONG_TEAMS", (Teams(32, 3, 4, 2), Teams(0, 3, 4, 2)))
+    monkeypatch.setattr(launch_plan, "MIN_SLOTS", 4)
+    monkeypatch.setattr(combine, "COMBINERS", 3)
+    extents = (129, 10, 200), (1, 1, 1)
+    q, cache, rows = case("normal", extents, group=2, G=1, C=16, dtype=FP16, device="cpu")
+    sinks = sinks_of(q)
+    expected = dict(each_way(monkeypatch, q, cache, rows, None, sinks))
+    monkeypatch.setattr(launch_plan, "FULL", 3)
+    found = attend(q, cache, rows, None, sinks)
+    assert all(torch.equal(found, each) for each in expected.values())
+    given = plan_launch(3, 1, HeadShape(2, 1, 16, 2), most_keys=200)
+    assert given.is_helped
 
 
 @pytest.mark.parametrize("full", [NEVER, ALWAYS])
@@ -317,6 +332,16 @@ def test_a_gpu_gives_trees_the_bits_of_their_paths_in_windows(monkeypatch, full,
         how = partial(launch_paged_attention, window=window, sinks_H=sinks_of(case.q))
         by_slots = case.attend(how, case.tree)
         assert torch.equal(by_slots, case.attend(how, case.plain)), (base, window)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("base", [200, 5000])
+def test_a_gpu_walks_large_trees_with_sinks(base):
+    """Wide, from 3,072 keys on: one result stands for the first splits."""
+    torch.manual_seed(0)
+    case = tree_case([random_tree(base, 32, 6)], H=32, G=8, C=128, dtype=BF16, device="cuda")
+    how = partial(launch_paged_attention, sinks_H=sinks_of(case.q))
+    assert torch.equal(case.attend(how, case.tree), case.attend(how, case.plain))
 
 
 @pytest.mark.gpu

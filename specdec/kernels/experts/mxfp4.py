@@ -78,36 +78,40 @@ def dequantised(words, scales, IS_COMPILED: tl.constexpr):
 
 @jit
 def _numbers(words, power):
-    """Return eight numbers of each word, in the order of their bits' j, h and l."""
+    """Return eight numbers of each word, in the order of their bits' j, h and l.
+
+    GPUs before Hopper have no product of two bfloat16 pairs but this: -0 is added, which is exact.
+    """
     return tl.inline_asm_elementwise(
         """{
-            .reg .b32 sign, code;
+            .reg .b32 sign, code, zero;
+            mov.b32 zero, 0x80008000;
             shl.b32 sign, $8, 12;
             shl.b32 code, $8, 6;
             and.b32 sign, sign, 0x80008000;
             and.b32 code, code, 0x01C001C0;
             or.b32 code, code, sign;
-            mul.bf16x2 code, code, $9;
+            fma.rn.bf16x2 code, code, $9, zero;
             mov.b32 {$0, $1}, code;
             shl.b32 sign, $8, 8;
             shl.b32 code, $8, 2;
             and.b32 sign, sign, 0x80008000;
             and.b32 code, code, 0x01C001C0;
             or.b32 code, code, sign;
-            mul.bf16x2 code, code, $9;
+            fma.rn.bf16x2 code, code, $9, zero;
             mov.b32 {$2, $3}, code;
             shl.b32 sign, $8, 4;
             shr.b32 code, $8, 2;
             and.b32 sign, sign, 0x80008000;
             and.b32 code, code, 0x01C001C0;
             or.b32 code, code, sign;
-            mul.bf16x2 code, code, $9;
+            fma.rn.bf16x2 code, code, $9, zero;
             mov.b32 {$4, $5}, code;
             shr.b32 code, $8, 6;
             and.b32 sign, $8, 0x80008000;
             and.b32 code, code, 0x01C001C0;
             or.b32 code, code, sign;
-            mul.bf16x2 code, code, $9;
+            fma.rn.bf16x2 code, code, $9, zero;
             mov.b32 {$6, $7}, code;
         }""",
         "=h,=h,=h,=h,=h,=h,=h,=h,r,r",

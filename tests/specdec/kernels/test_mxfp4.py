@@ -1,13 +1,20 @@
 """Weights of four bits: every number, and the bits of the same weights with a number each."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from specdec.kernels import INTERPRET, triton
+from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.experts.mlp import expert_parts_ref
 from specdec.kernels.experts.mxfp4 import dequantised_ref, load_packed
 from specdec.kernels.experts.products import launch_expert_parts
+from specdec.kernels.experts.route import route
+from specdec.kernels.experts.router import router_logits
 from specdec.kernels.experts.tiles import ROWS, ExpertTiles, candidates, expert_tiles
+from specdec.kernels.linear import Sums
+from specdec.kernels.norms import add_rms_norm
 from specdec.kernels.tile_shapes import Shape
 from tests.specdec.kernels.expert_cases import choices, packed_experts
 from tests.weights.mxfp4 import numbers_of
@@ -135,18 +142,23 @@ def test_parts_of_published_sizes_have_the_bits_of_plain_weights(how):
     packed, plain = packed_experts(E, D, I, "cuda", torch.bfloat16)
     every = torch.randn(max(GPU_ROWS), D, device="cuda").to(torch.bfloat16)
     all_ids = choices(len(every), E, k, "cuda", how)
+
+    def launches(T):
+        args = every[:T], all_ids[:T]
+        tiles = expert_tiles(T, k, E, D, I, torch.bfloat16, True)
+        ways = {tiles, tiles._replace(is_sorted=True)}
+        yield partial(launch_expert_parts, *args, *plain, (7.0, 1.702))
+        yield from (partial(launch_expert_parts, *args, *packed, (7.0, 1.702), way) for way in ways)
+
+    compile_all([each for T in GPU_ROWS for each in launches(T)])
     for T in GPU_ROWS:
-        x, ids = every[:T], all_ids[:T]
-        is_chosen = (ids < E).T
-        tiles = expert_tiles(T, k, E, D, I, x.dtype, True)
-        expected = launch_expert_parts(x, ids, *plain, (7.0, 1.702))[is_chosen]
-        for each in {tiles, tiles._replace(is_sorted=True)}:
-            found = launch_expert_parts(x, ids, *packed, (7.0, 1.702), each)[is_chosen]
-            assert torch.equal(found, expected), (T, each)
+        is_chosen = (all_ids[:T] < E).T
+        expected, *found = (each()[is_chosen] for each in launches(T))
+        assert all(torch.equal(each, expected) for each in found), T
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("T", [1, 64, 300])
+@pytest.mark.parametrize("T", [1, 300])
 def test_all_tiles_of_packed_weights_have_the_same_bits(T):
     torch.manual_seed(0)
     E, k, D, I = 9, 4, 1056, 736
@@ -154,9 +166,48 @@ def test_all_tiles_of_packed_weights_have_the_same_bits(T):
     x = torch.randn(T, D, device="cuda").to(torch.bfloat16)
     ids = choices(T, E, k, "cuda")
     expected = launch_expert_parts(x, ids, *plain, CLAMP)
+    ways = []
     for block_m in ROWS:
-        for is_sorted in (False, True) if block_m in (16, 32, 64) and block_m >= T else (True,):
-            first, second = (candidates(part, block_m, D, True) for part in ("gate_up", "down"))
-            for tiles in (*((a, second[0]) for a in first), *((first[0], b) for b in second)):
-                each = ExpertTiles(*tiles, is_sorted)
-                assert torch.equal(launch_expert_parts(x, ids, *packed, CLAMP, each), expected)
+        first, second = (candidates(part, block_m, D, True) for part in ("gate_up", "down"))
+        pairs = (*((a, second[0]) for a in first), *((first[0], b) for b in second))
+        has_both = block_m in (16, 32, 64) and block_m >= T
+        for is_sorted in (False, True) if has_both else (True,):
+            ways += [ExpertTiles(*pair, is_sorted) for pair in pairs]
+    launches = [partial(launch_expert_parts, x, ids, *packed, CLAMP, way) for way in ways]
+    compile_all(launches)
+    for way, launch in zip(ways, launches, strict=True):
+        assert torch.equal(launch(), expected), way
+
+
+def compile_all(launches):
+    """Compile what launches need at once."""
+    with compiling_ahead(torch.device("cuda"), progress=False):
+        for launch in launches:
+            launch()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("T", [1, 64, 300])
+def test_a_packed_layer_replays_with_other_rows(T):
+    """With the router's bias and the clamp, from the router to the next norm in a graph."""
+    torch.manual_seed(0)
+    E, k, D, I = 9, 4, 1056, 736
+    packed, _ = packed_experts(E, D, I, "cuda", torch.bfloat16)
+    router = torch.randn(E, D, device="cuda").to(torch.bfloat16)
+    bias, norm = (torch.ones(n, device="cuda").to(torch.bfloat16) for n in (E, D))
+    x, residual = torch.randn(2, T, D, device="cuda").to(torch.bfloat16)
+
+    def layer():
+        ids, shares, _ = route(router_logits(x, router, bias), k, True)
+        parts = launch_expert_parts(x, ids, *packed, CLAMP)
+        return add_rms_norm(Sums(parts, None, shares), residual, norm, 1e-5)
+
+    layer()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = layer()
+    for _ in range(3):
+        x.normal_()
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(outs, layer(), strict=True))

@@ -94,6 +94,14 @@ def test_packed_weights_are_the_numbers_that_they_stand_for(both_forms):
     assert not [note for note in packed.report.notes if "cast" in note]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_gpu_gets_what_a_cpu_gets(both_forms, which):
+    expected = load_target(both_forms[which], progress=False).tensors
+    found = load_target(both_forms[which], device="cuda", progress=False).tensors
+    assert all(torch.equal(found[name].cpu(), x) for name, x in expected.items())
+
+
 def problems_of(source, out, change, **keys):
     with pytest.raises(CheckpointError) as error:
         load_target(rewritten(source, out, change, **keys), progress=False)

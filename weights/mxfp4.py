@@ -24,7 +24,7 @@ def check_scales(
 ) -> None:
     """Refuse scales out of range, a line for each tensor; those of blocks of zeros become 127.
 
-    tensors: arranged, among them words [E, G, N, 8] and their scales [E, H, N], four in one
+    tensors: arranged, among them words [E, G, R, 128, 4] and their scales [E, H, N], four in one
     """
     for name, packed in tensors.items():
         if not name.endswith(SCALES):
@@ -33,8 +33,8 @@ def check_scales(
         is_outside = (scales < LEAST) | (scales > MOST)
         if not bool(is_outside.any()):
             continue
-        words = tensors[name.removesuffix(SCALES)]
-        is_zero = _are_zeros(words, scales)
+        whole = name.removesuffix(SCALES)
+        is_zero = _are_zeros(tensors[whole], scales, 2 if whole.endswith("gate_up_proj") else 1)
         scales[is_outside & is_zero] = NO_SCALE
         wrong = scales[is_outside & ~is_zero]
         if len(wrong):
@@ -43,10 +43,11 @@ def check_scales(
             problems.add(f"{held[name].where} {line}")
 
 
-def _are_zeros(words_EGNX: Tensor, scales_EHNX: Tensor) -> Tensor:
-    """Tell for each scale whether all of its numbers are 0."""
-    (E, H, N, _), G = scales_EHNX.shape, words_EGNX.shape[1]
-    words = words_EGNX.view(E, G, N, 4, 2)
+def _are_zeros(words: Tensor, scales_EHNX: Tensor, parts: int) -> Tensor:
+    """Tell for each scale whether all of its numbers are 0. parts: of the rows; see turned.py"""
+    (E, H, N, _), G = scales_EHNX.shape, words.shape[1]
+    places = (words & SIGNS == 0).view(E, G, parts, -1, 4, 8, 4, 2, 2)  # block, w, i, q, a, c
+    are_zero = places.all(dim=6).transpose(5, 6).flatten(3, 6)[:, :, :, : N // parts].flatten(2, 3)
     is_zero = torch.ones(E, 2 * H, N, 2, dtype=torch.bool, device=words.device)
-    is_zero[:, :G] = (words & SIGNS == 0).all(dim=3)
+    is_zero[:, :G] = are_zero
     return is_zero.view(E, H, 2, N, 2).transpose(2, 3).reshape(E, H, N, 4)

@@ -4,13 +4,14 @@ Rows of gate and up alternate there: 2i is gate i and 2i + 1 is up i, in weights
 plain weights they are columns. MXFP4 (OCP Microscaling Formats, version 1.0) has two numbers in a
 byte, the even column in its low half, and a scale for each 32 columns. What kernels read of it:
 
-- words [E, G, N, 8] int32: row n's columns 64 g to 64 g + 63. Word 2 q + c has those of columns
-  32 c to 32 c + 31 that one thread of the tensor cores' operand takes: 16 j + 8 h + 2 q + l for j,
-  h and l of 0 and 1, in the four bits from bit 16 l + 8 j + 4 h on
+- words [E, G, R, 128, 4] int32: columns 64 g to 64 g + 63 of a block of 64 rows; blocks of gate are
+  before those of up. Word 2 a + c of place 32 w + 4 i + q has 8 codes of row 16 w + 8 a + i: those
+  of columns 32 c + 16 j + 8 h + 2 q + l for j, h and l of 0 and 1, in the four bits from bit
+  16 l + 8 j + 4 h on. So a place has what one thread of the tensor cores' operand takes
 - scales [E, H, N] int32: byte b of a word is that of columns 128 h + 32 b to 128 h + 32 b + 31
 
-What is missing at the end of a row are zeros, and scales of 1. A move is done expert by expert or
-for some at a time, and moves each element to one place.
+What is missing at the end of a row or of a block are zeros, and scales of 1. A move is done for all
+experts or for some at a time, and moves each element to one place.
 """
 
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Shape = tuple[int, ...]
+ROWS = 64  # of a block of words
 NO_SCALE = 127  # of a block of zeros: 2^0
 
 
@@ -50,12 +52,17 @@ def _as_scales(scales_ENB: Tensor) -> Tensor:
     return padded.view(torch.int32).transpose(1, 2)
 
 
-def _as_words(blocks_ENBX: Tensor) -> Tensor:
-    """Make [E, G, N, 8] int32 of [E, N, B, 16] bytes."""
+def _as_words(blocks_ENBX: Tensor, parts: int) -> Tensor:
+    """Make [E, G, R, 128, 4] int32 of [E, N, B, 16] bytes.
+
+    parts: of the rows, which have blocks of their own
+    """
     E, N, B, _ = blocks_ENBX.shape
-    padded = F.pad(blocks_ENBX, (0, 0, 0, B % 2))
-    bytes_ = padded.reshape(E, N, -1, 2, 2, 2, 4)  # G, c, j, h, q
-    ordered = bytes_.permute(0, 2, 1, 6, 3, 4, 5).reshape(E, -1, N, 32)
+    G = -(-B // 2)
+    blocks = blocks_ENBX.reshape(E, parts, N // parts, B, 16)
+    padded = F.pad(blocks, (0, 0, 0, B % 2, 0, -(N // parts) % ROWS))
+    bytes_ = padded.view(E, parts, -1, 4, 2, 8, G, 2, 2, 2, 4)  # block, w, a, i, G, c, j, h, q
+    ordered = bytes_.permute(0, 6, 1, 2, 3, 5, 10, 4, 7, 8, 9).reshape(E, G, -1, 128, 16)
     words = ordered.view(torch.int32)
     return _even_digits(words) | _even_digits(words >> 4) << 16
 
@@ -71,24 +78,23 @@ def _as_it_is(x: Tensor) -> Tensor:
     return x
 
 
-def _packed(name: str, order: Callable[[Tensor], Tensor]) -> tuple[Move, Move]:
-    """Move the blocks and scales of a product. order: of its rows"""
+def _packed(name: str, order: Callable[[Tensor], Tensor], parts: int) -> tuple[Move, Move]:
+    """Move the blocks and scales of a product. order: of its rows, which have so many parts"""
 
     def words_of(blocks: Tensor) -> Tensor:
-        return _as_words(order(blocks))
+        return _as_words(order(blocks), parts)
 
     def scales_of(scales: Tensor) -> Tensor:
         return _as_scales(order(scales))
 
+    def shape_of_words(stored: Shape) -> Shape:
+        E, N, B, _ = stored
+        return E, -(-B // 2), parts * -(-N // parts // ROWS), 128, 4
+
     return (
-        Move(f"{name}_blocks", name, _shape_of_words, words_of, torch.int32),
+        Move(f"{name}_blocks", name, shape_of_words, words_of, torch.int32),
         Move(f"{name}_scales", f"{name}_scales", _shape_of_scales, scales_of, torch.int32),
     )
-
-
-def _shape_of_words(stored: Shape) -> Shape:
-    E, N, B, _ = stored
-    return E, -(-B // 2), N, 8
 
 
 def _shape_of_scales(stored: Shape) -> Shape:
@@ -105,6 +111,6 @@ MOVES = (
     Move("gate_up_proj_turned", "gate_up_proj", _transposed, lambda x: _halves(x.transpose(1, 2))),
     Move("down_proj_turned", "down_proj", _transposed, lambda x: x.transpose(1, 2)),
     Move("gate_up_proj_bias", "gate_up_proj_bias", lambda shape: shape, _halves),
-    *_packed("gate_up_proj", _halves),
-    *_packed("down_proj", _as_it_is),
+    *_packed("gate_up_proj", _halves, 2),
+    *_packed("down_proj", _as_it_is, 1),
 )

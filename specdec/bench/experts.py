@@ -21,6 +21,7 @@ from specdec.bench.timing import CACHES, per_call_ms
 from specdec.bench.yardsticks import first_line
 from specdec.kernels.experts.mlp import experts_mlp
 from specdec.kernels.experts.mxfp4 import CODES, SCALES
+from specdec.kernels.experts.mxfp4 import ROWS as ROWS_OF_BLOCK
 from specdec.kernels.experts.route import Routing, route
 from specdec.kernels.experts.router import router_logits
 from specdec.kernels.experts.weight import Weight
@@ -67,7 +68,7 @@ PUBLISHED = (
     Sizes("gpt-oss-20b", 32, 4, 2880, 2880, is_packed=True),
     Sizes("gpt-oss-120b", 128, 4, 2880, 2880, is_packed=True),
 )
-TINY = (Sizes("tiny", 8, 2, 64, 32), Sizes("tiny MXFP4", 8, 2, 64, 32, is_packed=True))  # for a CPU
+TINY = (Sizes("tiny", 8, 2, 64, 32), Sizes("tiny MXFP4", 8, 2, 64, 64, is_packed=True))  # for a CPU
 CLAMP = (7.0, 1.702)
 
 
@@ -101,7 +102,7 @@ def draw_layers(sizes: Sizes, device: torch.device) -> list[OurLayer]:
     def weight(N: int, K: int) -> Weight:
         if not is_packed:
             return Weight(drawn(E, N, K))
-        return Weight(*drawn_packed(E, N, K, device), drawn(E, N))
+        return Weight(*_drawn_packed(E, N, K, device), drawn(E, N))
 
     def layer() -> OurLayer:
         weights = weight(2 * I, D), weight(D, I)
@@ -114,9 +115,13 @@ def draw_layers(sizes: Sizes, device: torch.device) -> list[OurLayer]:
     return [first, *(layer() for _ in range(count - 1))]
 
 
-def drawn_packed(E: int, N: int, K: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Draw the words and scales of MXFP4: numbers about as large as those of `draw_layers`."""
-    words = torch.empty(E, -(-K // CODES), N, 8, device=device, dtype=torch.int32)
+def _drawn_packed(E: int, N: int, K: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Draw the words and scales of MXFP4: numbers about as large as those of `draw_layers`.
+
+    N: whole blocks of rows, of gate and of up
+    """
+    blocks = -(-K // CODES), N // ROWS_OF_BLOCK
+    words = torch.empty(E, *blocks, 128, 4, device=device, dtype=torch.int32)
     words.random_(-(2**31), 2**31)
     scale = round(126 - math.log2(K) / 2)  # codes are about 3 large
     scales = torch.full((E, -(-K // (32 * SCALES)), N), scale * 0x01010101, dtype=torch.int32)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from specdec.kernels.backend import backend
 from specdec.kernels.experts.mlp import experts_mlp
-from specdec.kernels.experts.mxfp4 import CODES, SCALES
+from specdec.kernels.experts.mxfp4 import CODES, ROWS, SCALES
 from specdec.kernels.experts.route import route
 from specdec.kernels.experts.router import router_logits
 from specdec.kernels.experts.weight import Weight
@@ -65,8 +65,8 @@ class ExpertWeights(nn.Module):
     def __init__(self, hidden_size: int, config: ExpertsConfig) -> None:
         super().__init__()
         self._config = config
-        gate_up = _weight(2 * config.width, hidden_size, config)
-        down = _weight(hidden_size, config.width, config)
+        gate_up = _weight(config.width, 2, hidden_size, config)
+        down = _weight(hidden_size, 1, config.width, config)
         self.gate_up_proj, self.gate_up_proj_scales, self.gate_up_proj_bias = gate_up
         self.down_proj, self.down_proj_scales, self.down_proj_bias = down
 
@@ -87,14 +87,18 @@ class ExpertWeights(nn.Module):
 
 
 def _weight(
-    N: int, K: int, config: ExpertsConfig
+    num_rows: int, parts: int, K: int, config: ExpertsConfig
 ) -> tuple[nn.Parameter, nn.Parameter | None, nn.Parameter | None]:
-    """Make room for a product [N, K] of all held experts: the fields of `Weight`."""
-    E = len(config.held)
+    """Make room for a product of all held experts, with K columns: the fields of `Weight`.
+
+    num_rows: of each part
+    """
+    E, N = len(config.held), parts * num_rows
     bias = _parameter(E, N) if config.has_biases else None
     if config.form == "plain":
         return _parameter(E, N, K), None, bias
-    words = _parameter(E, -(-K // CODES), N, 8, dtype=torch.int32)
+    blocks = -(-K // CODES), parts * -(-num_rows // ROWS)
+    words = _parameter(E, *blocks, 128, 4, dtype=torch.int32)
     return words, _parameter(E, -(-K // (32 * SCALES)), N, dtype=torch.int32), bias
 
 

@@ -65,9 +65,9 @@ def expert_parts_ref(
     place_MR = first_M[:, None] + torch.arange(ROWS, device=x_TD.device)
     pair_MR = pair_P.long()[place_MR.clamp(max=P - 1)]
     x_MRD = x_TD[pair_MR // k]
-    gate_MRI, up_MRI = _products(x_MRD, gate_up, expert_M).chunk(2, dim=-1)
+    gate_MRI, up_MRI = _products(x_MRD, gate_up, expert_M, parts=2).chunk(2, dim=-1)
     h_MRI = activated_ref(gate_MRI, up_MRI, clamp).to(x_TD.dtype)
-    y_MRD = _products(h_MRI, down, expert_M).to(x_TD.dtype)
+    y_MRD = _products(h_MRI, down, expert_M, parts=1).to(x_TD.dtype)
     parts_PD = x_TD.new_zeros(P + 1, D)  # the last is no pair
     parts_PD[pair_MR.where(place_MR < last_M[:, None], P)] = y_MRD
     return parts_PD[:P].view(T, k, D).transpose(0, 1).contiguous()
@@ -82,22 +82,25 @@ def activated_ref(gate: Tensor, up: Tensor, clamp: tuple[float, float] | None) -
     return gate / (1.0 + blocked_exp(-alpha * gate)) * (up + 1.0)
 
 
-def _products(x_MRK: Tensor, weight: Weight, expert_M: Tensor) -> Tensor:
-    """Multiply each block by its expert's weight, in float32, and add the bias."""
+def _products(x_MRK: Tensor, weight: Weight, expert_M: Tensor, parts: int) -> Tensor:
+    """Multiply each block by its expert's weight, in float32, and add the bias.
+
+    parts: of the weight's rows, where it is packed
+    """
     N, K = weight.num_rows, x_MRK.shape[2]
     x_MRK = F.pad(x_MRK.float(), (0, -K % ALIGN))
     found = []
     for x_BRK, expert_B in zip(x_MRK.split(BLOCKS), expert_M.split(BLOCKS), strict=True):
-        weight_BNK = _of_experts(weight, expert_B)[..., :K]
+        weight_BNK = _of_experts(weight, expert_B, parts)[..., :K]
         weight_BNK = F.pad(weight_BNK, (0, -K % ALIGN, 0, -N % ALIGN))
         found.append(torch.bmm(x_BRK, weight_BNK.transpose(1, 2))[..., :N])
     y_MRN = torch.cat(found)
     return y_MRN if weight.bias_EN is None else y_MRN + weight.bias_EN.float()[expert_M][:, None]
 
 
-def _of_experts(weight: Weight, expert_B: Tensor) -> Tensor:
+def _of_experts(weight: Weight, expert_B: Tensor, parts: int) -> Tensor:
     """Gather the weights of some experts, in float32."""
     data = weight.data.index_select(0, expert_B)
     if weight.scales is None:
         return data.float()
-    return dequantised_ref(data, weight.scales.index_select(0, expert_B))
+    return dequantised_ref(data, weight.scales.index_select(0, expert_B), parts)

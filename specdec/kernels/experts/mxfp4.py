@@ -5,8 +5,10 @@ ones too. So two codes at a time are shifted to their places and multiplied by 2
 leaves the number times 2^(scale - 127) without a rounding (OCP Microscaling Formats 1.0, E2M1 and
 E8M0). The scales are 2 to 128, which the loader checks.
 
-Bits 16 l + 8 j + 4 h on of word 2 q + c are column 32 c + 16 j + 8 h + 2 q + l of 64: those of one
-thread of the left operand of wgmma are two neighbouring words, so that registers need no exchange.
+A block of 64 rows and 64 columns is 128 places of four words, one for each thread of the four warps
+that multiply it: place 32 w + 4 i + q has rows 16 w + 8 a + i in its words 2 a + c, and there the
+columns 32 c + 16 j + 8 h + 2 q + l from bit 16 l + 8 j + 4 h on. So wgmma takes the numbers from
+the registers of the threads that loaded their codes.
 """
 
 import torch
@@ -14,56 +16,63 @@ from torch import Tensor
 
 from specdec.kernels import jit, tl
 
-CODES = 64  # of a row in eight words
+ROWS = 64  # of a block
+CODES = 64  # of a row in a block
 SCALES = 4  # of a row in one word
 
 
 @jit
 def load_packed(
-    words_ptr,
-    scales_ptr,
+    words_ptr,  # [E, K / 64, PARTS blocks of N, 128, 4]
+    scales_ptr,  # [E, K / 128, PARTS N]
     expert,
-    first,
-    last,
-    num_n,
+    n0,
+    N,
     K,
     i,
-    dtype: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    IS_WHOLE: tl.constexpr,
+    dtype: tl.constexpr,
     IS_COMPILED: tl.constexpr,
 ):
-    """Load rows of MXFP4 from `first` to `last`, and columns of step i, and make numbers of them.
+    """Load a tile [BLOCK_N, BLOCK_K] of a part of the rows, of which each has N.
 
-    Rows after the last and groups of 64 columns after K are zeros.
+    n0: its first row, a multiple of 64. i: which of the tiles along K. Rows from N on and groups of
+    columns from K on are zeros.
     """
     GROUPS: tl.constexpr = BLOCK_K // 64
-    num_groups = tl.cdiv(K, 64)
-    n = first + tl.arange(0, BLOCK_N)
-    g = tl.arange(0, GROUPS)
-    x = tl.arange(0, 8)
-    inside = n < last
-    at_group = expert.to(tl.int64) * num_groups + i * GROUPS
-    words_at = words_ptr + at_group * num_n * 8
-    at = (g[None, :, None] * num_n + n[:, None, None]) * 8 + x[None, None, :]
-    are_inside = inside[:, None, None]
-    if not IS_WHOLE:
-        are_inside = are_inside & (i * GROUPS + g < num_groups)[None, :, None]
-    words = tl.load(words_at + at, mask=are_inside, other=0)
+    PLACES: tl.constexpr = BLOCK_N * 2
     tl.static_assert(GROUPS <= 2)
-    at_word = expert.to(tl.int64) * tl.cdiv(num_groups, 2) + i * GROUPS // 2
-    scales = tl.load(scales_ptr + at_word * num_n + n, mask=inside, other=0)
-    bit = (i * GROUPS % 2 + g)[:, None] * 16 + (x % 2)[None, :] * 8
-    scales = (scales[:, None, None] >> bit[None, :, :]) & 255
-    return dequantised(words, scales, IS_COMPILED).to(dtype)
+    num_groups = tl.cdiv(K, 64)
+    num_blocks = tl.cdiv(N, 64)
+    g = i * GROUPS
+    t = tl.arange(0, PLACES)
+    block = n0 // 64
+    first = (expert.to(tl.int64) * num_groups * PARTS + PART) * num_blocks + block
+    at = words_ptr + first * 512 + (g * (PARTS * num_blocks) * 512 + t * 4)[:, None]
+    at += tl.arange(0, 4)[None, :]
+    inside = (block + t // 128 < num_blocks)[:, None]
+    words = tl.load(at, mask=inside & (g < num_groups), other=0)
+    if GROUPS == 2:
+        at += PARTS * num_blocks * 512
+        words = tl.join(words, tl.load(at, mask=inside & (g + 1 < num_groups), other=0))
+    n = n0 + t // 128 * 64 + t % 128 // 32 * 16 + t % 32 // 4
+    rows = n[:, None] + 8 * tl.arange(0, 2)[None, :]
+    first_scale = (expert.to(tl.int64) * tl.cdiv(num_groups, 2) + g // 2) * PARTS + PART
+    scales = tl.load(scales_ptr + first_scale * N + rows, mask=rows < N, other=0)
+    bit = 8 * tl.arange(0, 2)[:, None] + 16 * (g % 2 + tl.arange(0, GROUPS))[None, :]
+    scales = (scales[:, :, None, None] >> bit[None, None, :, :]) & 255
+    words = tl.reshape(words, [PLACES, 4, GROUPS])
+    return _tile(words, tl.reshape(scales, [PLACES, 4, GROUPS]), IS_COMPILED).to(dtype)
 
 
 @jit
-def dequantised(words, scales, IS_COMPILED: tl.constexpr):
-    """Make [N, 64 G] of words [N, G, 8] and scales [N, G, 8]; bfloat16, interpreted float32."""
-    N: tl.constexpr = words.shape[0]
-    G: tl.constexpr = words.shape[1]
+def _tile(words, scales, IS_COMPILED: tl.constexpr):
+    """Make [64 B, 64 G] of words and scales [128 B, 4, G]; bfloat16, interpreted float32."""
+    B: tl.constexpr = words.shape[0] // 128
+    G: tl.constexpr = words.shape[2]
     if IS_COMPILED:
         power = scales * 0x00800080 + 0x3F003F00  # 2^(scale - 1) twice
         parts = _numbers(words, power)
@@ -72,8 +81,10 @@ def dequantised(words, scales, IS_COMPILED: tl.constexpr):
         parts = _interpreted(words, power)
     low = tl.join(tl.join(parts[0], parts[1]), tl.join(parts[2], parts[3]))  # l, h
     high = tl.join(tl.join(parts[4], parts[5]), tl.join(parts[6], parts[7]))
-    joined = tl.reshape(tl.join(low, high), [N, G, 4, 2, 2, 2, 2])  # q, c, l, h, j
-    return tl.reshape(tl.permute(joined, [0, 1, 3, 6, 5, 2, 4]), [N, G * 64])
+    # block, w, i, q, a, c, group, l, h, j
+    joined = tl.reshape(tl.join(low, high), [B, 4, 8, 4, 2, 2, G, 2, 2, 2])
+    ordered = tl.permute(joined, [0, 1, 4, 2, 6, 5, 9, 8, 3, 7])
+    return tl.reshape(ordered, [B * 64, G * 64])
 
 
 @jit
@@ -143,13 +154,19 @@ def _number(words, power, BIT: tl.constexpr):
     return bits.to(tl.float32, bitcast=True) * power
 
 
-def dequantised_ref(words_EGNX: Tensor, scales_EHN: Tensor) -> Tensor:
-    """Make W [E, N, 64 G] of words [E, G, N, 8] and scales [E, H, N], in float32."""
-    E, G, N, _ = words_EGNX.shape
-    bit = torch.arange(0, 32, 4, dtype=torch.int32, device=words_EGNX.device)  # 16 l + 8 j + 4 h
-    codes = words_EGNX.view(E, G, N, 4, 2, 1) >> bit
-    bits = ((codes & 8) << 28 | (codes & 7) << 22).view(E, G, N, 4, 2, 2, 2, 2)  # q, c, l, j, h
-    bits_ENBX = bits.permute(0, 2, 1, 4, 6, 7, 3, 5).reshape(E, N, 2 * G, 32)
+def dequantised_ref(words: Tensor, scales_EHN: Tensor, parts: int) -> Tensor:
+    """Make W [E, N, 64 G] of words [E, G, R, 128, 4] and scales [E, H, N], in float32.
+
+    parts: of the rows, each of which has whole blocks
+    """
+    (E, G), N = words.shape[:2], scales_EHN.shape[2]
+    bit = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)  # 16 l + 8 j + 4 h
+    codes = words.view(E, G, parts, -1, 4, 8, 4, 2, 2, 1) >> bit
+    bits = (((codes & 8) << 28) | ((codes & 7) << 22)).view(E, G, parts, -1, 4, 8, 4, 2, 2, 2, 2, 2)
+    # of G, part, block, w, i, q, a, c, l, j, h
+    ordered = bits.permute(0, 2, 3, 4, 7, 5, 1, 8, 10, 11, 6, 9)
+    bits_EPNBX = ordered.reshape(E, parts, -1, 2 * G, 32)[:, :, : N // parts]
     scales_ENB = scales_EHN[..., None].view(torch.uint8).transpose(1, 2).reshape(E, N, -1)
     powers_ENB = (scales_ENB[..., : 2 * G].int() + 126 << 23).view(torch.float32)
-    return (bits_ENBX.view(torch.float32) * powers_ENB[..., None]).flatten(2)
+    numbers_ENBX = bits_EPNBX.reshape(E, N, 2 * G, 32).view(torch.float32)
+    return (numbers_ENBX * powers_ENB[..., None]).flatten(2)

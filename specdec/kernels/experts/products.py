@@ -87,7 +87,7 @@ def _launch(
 def _expert_kernel(
     out_ptr,  # gated: [P, N]; else [SLOTS, T, N]
     x_ptr,  # gated: [T, K]; else [P, K]
-    w,  # [E N, K], gated [E 2N, K], in tiles [BLOCK_N, BLOCK_K]; MXFP4: [E, K / 64, N or 2N, 8]
+    w,  # [E N, K], gated [E 2N, K], in tiles [BLOCK_N, BLOCK_K]; words of MXFP4
     pair_ptr,  # [P], by place; without tiles the ids of pairs
     tiles_ptr,  # [num_tiles, 3], with HAS_TILES
     num_tiles,
@@ -112,7 +112,7 @@ def _expert_kernel(
     LIMIT: tl.constexpr = None,  # of the clamped SwiGLU
     ALPHA: tl.constexpr = None,
     bias_ptr=None,  # [E, N], gated [E, 2N]
-    scales_ptr=None,  # MXFP4: [E, K / 128, N or 2N]
+    scales_ptr=None,  # MXFP4: [E, K / 128, N], gated [E, K / 128, 2N]
     IS_COMPILED: tl.constexpr = True,
     needed_ptr=None,  # [1]; see needed.py
 ):
@@ -157,8 +157,8 @@ def _expert_kernel(
             w_tile = w.load([row, i * BLOCK_K])
         else:
             w_tile = load_packed(
-                *(w, scales_ptr, expert, n0, N, num_n, K, i, x_ptr.dtype.element_ty),
-                *(BLOCK_N, BLOCK_K, IS_WHOLE, IS_COMPILED),
+                *(w, scales_ptr, expert, n0, N, K, i, 0, 2 if IS_GATED else 1),
+                *(BLOCK_N, BLOCK_K, x_ptr.dtype.element_ty, IS_COMPILED),
             )
         x = _columns(x_at, pair, k, K, IS_WHOLE)
         total = tl.dot(w_tile, x, total, input_precision="ieee")
@@ -170,8 +170,8 @@ def _expert_kernel(
                 w_up = w.load([row + N, i * BLOCK_K])
             else:
                 w_up = load_packed(
-                    *(w, scales_ptr, expert, N + n0, num_n, num_n, K, i, x_ptr.dtype.element_ty),
-                    *(BLOCK_N, BLOCK_K, IS_WHOLE, IS_COMPILED),
+                    *(w, scales_ptr, expert, n0, N, K, i, 1, 2),
+                    *(BLOCK_N, BLOCK_K, x_ptr.dtype.element_ty, IS_COMPILED),
                 )
             up = tl.dot(w_up, x, up, input_precision="ieee")
             if TAIL > 0:

@@ -8,8 +8,8 @@ from torch import Tensor
 class Weight(NamedTuple):
     """A product's W [E, N, K], with a bias where there is one.
 
-    Without scales `data` is W. With them it is MXFP4 (mxfp4.py): words [E, K / 64, N, 8] int32,
-    and scales [E, K / 128, N] int32, both counts rounded up.
+    Without scales `data` is W. With them it is MXFP4 (mxfp4.py): words [E, K / 64, N / 64, 128, 4]
+    int32, and scales [E, K / 128, N] int32, counts rounded up; gate and up have words of their own.
     """
 
     data: Tensor
@@ -27,4 +27,4 @@ class Weight(NamedTuple):
     @property
     def num_rows(self) -> int:
         """Count the rows of each expert's W: N."""
-        return self.data.shape[2 if self.is_packed else 1]
+        return self.data.shape[1] if self.scales is None else self.scales.shape[2]

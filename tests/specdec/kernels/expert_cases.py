@@ -19,13 +19,16 @@ def experts(E, D, I, device, dtype=torch.float32):
 def packed_experts(E, D, I, device, dtype=torch.float32, has_bias=True):
     """Weights of E experts in MXFP4, and the same ones a number each."""
     packed, plain = [], []
-    for N, K in ((2 * I, D), (D, I)):
+    for name, N, K in (("gate_up_proj", 2 * I, D), ("down_proj", D, I)):
         blocks, scales = drawn(E, N, K, device=device)
-        words = move_of("experts.down_proj_blocks").run(blocks).contiguous()
-        scale_words = move_of("experts.down_proj_scales").run(scales).contiguous()
+        words = move_of(f"experts.{name}_blocks").run(blocks).contiguous()
+        scale_words = move_of(f"experts.{name}_scales").run(scales).contiguous()
         bias = torch.randn(E, N, device=device).to(dtype) if has_bias else None
         packed.append(Weight(words, scale_words, bias))
-        plain.append(Weight(numbers_of(blocks, scales).to(dtype), None, bias))
+        numbers = numbers_of(blocks, scales).to(dtype)
+        if name == "gate_up_proj":  # rows alternate in blocks
+            numbers = torch.cat([numbers[:, ::2], numbers[:, 1::2]], dim=1)
+        plain.append(Weight(numbers, None, bias))
     return tuple(packed), tuple(plain)
 
 

@@ -18,10 +18,10 @@ same bits every way. That holds for query tiles of 64 rows and more too, which t
 tests/specdec/kernels/test_query_tiles.py asks a GPU.
 
 A row with a window sees the last `window` keys up to its own. A tile of keys is read if some row of
-the query tile sees one of it: where a row sees none, its partial result stays as it is, and so do its
-bits. Borders of splits stay absolute. Most splits of a small window have one tile, so they are not
-shared; slots of a window have about as many keys each, so none is long. What a row adds all its splits
-to is nothing, or its head's sink: a score without a value (arXiv 2309.17453, learned as in gpt-oss).
+the query tile sees one of it. Where a row sees none, its partial result stays as it is, so bits do
+not depend on which tiles are left out. Most splits of a small window have one tile, and are not
+shared; all slots have about as many keys in a window, so none is long. A row's splits are added to
+nothing, or to its head's sink: a learned score without a value.
 
 To be read in this order:
 1. query_rows.py: what a pass says of its rows and keys;

@@ -127,7 +127,7 @@ def _combine_kernel(
     # a row of padding may end before the first
     num_parts = tl.maximum(parts_of(position) - first, 1)
     sink = None
-    if sinks_ptr is not None and not IS_SUMMED:  # else the walk began with it
+    if sinks_ptr is not None:  # with IS_SUMMED the walk began with it
         sink = sink_of(sinks_ptr, head, True)
     wait_for_inputs_knowing(first, num_parts, PDL)
     if is_needed:

@@ -26,6 +26,7 @@ from specdec.kernels.attention.splits import (
     attend_tile,
     block_at,
     count_splits,
+    first_seen,
     is_seen_by,
     load_keys,
     no_keys,
@@ -145,9 +146,8 @@ def _share_splits_kernel(
     if window is None:
         is_busy = is_busy & (split_start(turn) <= last)
     else:
-        num_splits = count_splits(first, last, window)
-        is_busy = is_busy & (turn < num_splits)
-        first_split = split_of(tl.maximum(last, 0)) + 1 - num_splits
+        is_busy = is_busy & (turn < count_splits(first, last, window))
+        first_split = split_of(first_seen(first, window))
     if not is_busy and program > 0:
         return  # without a wait: the first program waits for all
     split = split_of(tl.maximum(last, 0)) - turn

@@ -22,6 +22,7 @@ from specdec.kernels.attention.splits import (
     before_all,
     count_splits,
     first_block,
+    first_seen,
     split_of,
     split_start,
 )
@@ -226,7 +227,7 @@ def _paged_attention_kernel(
     if IS_SPLIT:  # the longest ones first: at the end all programs are busy
         split = split_of(tl.maximum(last, 0)) - turn
     elif window is not None:
-        split += split_of(tl.maximum(last, 0)) + 1 - num_splits
+        split += split_of(first_seen(first, window))
     block = first_block(keys, split, first, last, window, S)
     begin_beside(is_beside, PDL)
     if not is_busy:
@@ -243,7 +244,8 @@ def _paged_attention_kernel(
     else:
         if IS_SPLIT and window is not None:  # noqa: SIM102  # what is compiled
             if turn == 0:
-                first_split = split_of(tl.maximum(last, 0)) + 1 - num_splits
+                # where paths begin in the first split, path_tails.py has them
+                first_split = tl.where(last < 0, 0, split_of(first_seen(first, window)))
                 store_padding(parts, positions_ptr, t, position, first_split, C)
         while _has_split(turn, last, num_splits):
             part_peak, part_total, part_acc = attend_split(

@@ -19,10 +19,10 @@ from specdec.kernels.attention.launch_plan import (
     Teams,
     plan_launch,
 )
-from specdec.kernels.attention.query_rows import QueryRows
+from specdec.kernels.attention.query_rows import Paths, QueryRows
 from specdec.kernels.attention.twin import paged_attention_ref
 from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, S, case, output
-from tests.specdec.kernels.tree_cases import random_tree, tree_case
+from tests.specdec.kernels.tree_cases import chain, random_tree, tree_case
 
 WINDOWS = (1, 63, 64, 65, 128, 1000, 1024)
 NEVER, ALWAYS = 0, 1 << 30  # FULL: whether programs share the splits of a query tile
@@ -49,10 +49,11 @@ def softmax(q: Tensor, cache: Tensor, rows: QueryRows, window: int | None, sinks
     else:
         slots = torch.searchsorted(starts.cpu(), torch.arange(len(q)), right=True) - 1
     out = torch.zeros(q.shape, dtype=torch.float64)
+    cache = cache.cpu().double()
     for t, p in enumerate(rows.positions.tolist()):
         keys = torch.arange(0 if window is None else max(p - window + 1, 0), p + 1)
         blocks = rows.block_table[rows.idx_mapping[slots[t]]].cpu()[keys // S]
-        k, v = cache.cpu().double()[:, blocks, :, keys % S].unbind(1)  # [keys, G, C] each
+        k, v = cache[:, blocks, :, keys % S].unbind(1)  # [keys, G, C] each
         heads = torch.arange(q.shape[1]) // (q.shape[1] // G)
         scores = torch.einsum("hc,khc->hk", q[t].cpu().double(), k[:, heads]) * C**-0.5
         if sinks is not None:
@@ -186,23 +187,46 @@ def test_long_slots_begin_with_their_sinks(exact_interpreter, monkeypatch):
 
 
 @pytest.mark.parametrize("full", [NEVER, ALWAYS])
+@pytest.mark.parametrize("lengths", [(300,), (200, 300)])
 @pytest.mark.parametrize("how", [launch_paged_attention, paged_attention_ref])
-def test_padding_after_a_slots_rows_is_a_number(exact_interpreter, monkeypatch, how, full):
+def test_padding_after_a_slots_rows_is_a_number(exact_interpreter, monkeypatch, how, lengths, full):
     """At position 0, whose keys no row of the slot sees; and changes no other row."""
     monkeypatch.setattr(launch_plan, "FULL", full)
     monkeypatch.setattr(launch_plan, "FEW_KEYS", 0)
-    extents = (200, 300), (4, 4)
+    extents = lengths, (4,) * len(lengths)
     q, cache, rows = case("normal", extents, group=2, G=1, C=16, dtype=FP32, device="cpu")
     rows = replace(rows, workspace=torch.full((8 * 2 * 8 * 18,), torch.nan))
     expected = attend(q, cache, rows, 24, None, how)
     padded = replace(rows, positions=rows.positions.index_fill(0, torch.tensor([2, 3]), 0))
-    other = poisoned(cache, rows, 24)
-    found = attend(q, other, padded, 24, None, how)
+    found = attend(q, poisoned(cache, rows, 24), padded, 24, None, how)
     assert found.isfinite().all()
-    assert torch.equal(found[[0, 1, 4, 5, 6, 7]], expected[[0, 1, 4, 5, 6, 7]])
+    others = [t for t in range(len(q)) if t not in (2, 3)]
+    assert torch.equal(found[others], expected[others])
 
 
-TREES = (62, 3), (126, 70), (60, 1), (66, 4), (70, 20), (70, 64), (126, 128), (1150, 100)
+@pytest.mark.parametrize("full", [NEVER, ALWAYS])
+@pytest.mark.parametrize("base, window", [(1100, 10), (1100, 100), (20, 3)])
+def test_padding_after_a_trees_rows_is_a_number(exact_interpreter, monkeypatch, base, window, full):
+    """Where there are splits of shared keys, none in the window, and none at all."""
+    monkeypatch.setattr(launch_plan, "FULL", full)
+    monkeypatch.setattr(launch_plan, "FEW_KEYS", 0)
+    monkeypatch.setattr(launch_plan, "PATH_SHARERS", 4)
+    case = tree_case([random_tree(base, 5, 3)], H=2, G=1, dtype=FP32)
+    last = torch.tensor([3, 4])
+    paths = replace(case.tree.paths, slots=case.tree.paths.slots.index_fill(0, last, -1))
+    rows = replace(
+        case.tree,
+        paths=paths,
+        positions=case.tree.positions.index_fill(0, last, 0),
+        workspace=torch.full((5 * 2 * 32 * 18,), torch.nan),
+    )
+    how = partial(launch_paged_attention, window=window)
+    found = case.attend(how, rows)
+    assert found.isfinite().all()
+    assert torch.equal(found[:3], case.attend(how, case.tree)[:3])
+
+
+TREES = (62, 3), (126, 40), (60, 1), (66, 4), (70, 20), (70, 64), (126, 70), (126, 128), (1150, 100)
 
 
 @pytest.mark.parametrize("full", [NEVER, ALWAYS])
@@ -243,6 +267,27 @@ def test_trees_read_no_tile_before_their_windows(exact_interpreter, monkeypatch,
             cache[:, blocks[: seen // S]] = torch.nan
             cache[:, blocks[seen // S], :, : seen % S] = 1e4
             assert torch.equal(replace(case, cache=cache).attend(how, case.tree), expected)
+
+
+@pytest.mark.parametrize("base", [60, 1084])
+@pytest.mark.parametrize("how", [launch_paged_attention, paged_attention_ref])
+def test_a_level_of_drafts_may_see_the_ends_of_its_paths_alone(exact_interpreter, how, base):
+    """Windows begin in the tile after the one where paths do, of which nothing is read.
+
+    That tile is in the next split, or in the same one.
+    """
+    case = tree_case([chain(base, 8)], H=2, G=1, dtype=FP32)
+    level = torch.tensor([6, 7])  # two and three keys after a border of tiles
+    paths = Paths(slots=case.tree.paths.slots[level], starts=case.tree.paths.starts)
+    rows = {"positions": case.tree.positions[level], "max_query_len": 2, "tiles": None}
+    tree = replace(case.tree, paths=paths, **rows)
+    cache = case.cache.clone()
+    cache[:, case.tree.block_table[0, : base // S + 1]] = torch.nan
+    slots = case.node_slots[:4]
+    cache[:, slots // S, :, slots % S] = torch.nan
+    how = partial(how, window=3)
+    expected = case.attend(how, case.plain)[level]
+    assert torch.equal(output(how, case.q[level], cache, tree), expected)
 
 
 def test_small_windows_share_no_splits_and_no_slot_is_long():
@@ -292,7 +337,10 @@ def test_its_kernels_compile_without_a_gpu():
     assert all((plain == "0") == (windowed == "0") for plain, windowed in counts)
 
 
-GPU_SHAPES = [(BF16, 64, 8), (BF16, 128, 4), (FP16, 128, 1), (BF16, 96, 2), (BF16, 256, 4)]
+GPU_SHAPES = [
+    *((BF16, 64, 8), (BF16, 128, 4)),
+    *(pytest.param(*each, marks=SLOW) for each in ((FP16, 128, 1), (BF16, 96, 2), (BF16, 256, 4))),
+]
 GPU_WINDOWS = (1, 64, 65, 128, 1000, 4096)
 
 
@@ -307,7 +355,7 @@ def test_a_gpu_gives_a_row_the_same_bits_every_way(monkeypatch, dtype, C, group)
     lasts = (starts[1:, None] - torch.arange(4, 0, -1, device="cuda")).flatten()
     verify = replace(rows, positions=rows.positions[lasts], query_start_loc=None, max_query_len=4)
     for window in GPU_WINDOWS:
-        for sinks in (sinks_of(q), None) if window == 128 else (sinks_of(q),):
+        for sinks in (sinks_of(q), None) if (window, C) == (128, 64) else (sinks_of(q),):
             monkeypatch.setattr(launch_plan, "PROMPT_MORE_THAN", None)
             expected = attend(q, cache, rows, window, sinks)
             assert expected.isfinite().all(), window

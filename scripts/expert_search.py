@@ -29,11 +29,11 @@ from specdec.kernels.tile_shapes import Shape
 def search(sizes: Sizes, T: int, device: torch.device) -> Iterator[Row]:
     """Yield a row for each pair of tiles that is timed; the first one is the rule's."""
     layers = draw_layers(sizes, device)
-    x = torch.randn(T, sizes.D, device=device).to(layers[0].down.dtype)
+    x = torch.randn(T, sizes.D, device=device).to(layers[0].router.dtype)
     drawn = (torch.rand(T, sizes.E, device=device) for _ in range(INPUTS))
     all_ids = [each.topk(sizes.k).indices.int() for each in drawn]
     launch = partial(launch_expert_parts, x)
-    turns = [(ids, layer.gate_up, layer.down) for layer in layers for ids in all_ids]
+    turns = [(ids, *layer[2:5]) for layer in layers for ids in all_ids]
 
     def time(tiles: ExpertTiles | None) -> float:
         """Time both products in microseconds; infinite if these tiles do not run."""
@@ -66,11 +66,15 @@ def search(sizes: Sizes, T: int, device: torch.device) -> Iterator[Row]:
 
 def _ways(sizes: Sizes, T: int) -> Iterator[tuple[list[Shape], list[Shape], bool]]:
     """Give both products' candidates, and whether pairs are sorted."""
-    E, k, D, I = sizes[1:]
+    E, k, D, I, is_packed = sizes[1:]
+
+    def both(block_m: int) -> tuple[list[Shape], list[Shape]]:
+        gate_up = candidates("gate_up", block_m, D, is_packed)
+        return gate_up, candidates("down", block_m, I, is_packed)
+
     if T <= FEW_ROWS:
-        block_m = class_of(T)
-        yield candidates("gate_up", block_m, D), candidates("down", block_m, I), False
+        yield *both(class_of(T)), False
     mean = T * k / E
     for block_m in ROWS:
         if mean / 4 <= block_m <= 4 * max(mean, 8):
-            yield candidates("gate_up", block_m, D), candidates("down", block_m, I), True
+            yield *both(block_m), True

@@ -33,9 +33,15 @@ KEYS = (
     *("num_key_value_heads", "head_dim", "vocab_size", "rope_theta", "max_position_embeddings"),
     *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "intermediate_size"),
 )
+OF_TARGETS: dict[str, Config] = {  # what KEYS do not say, by model_type
+    "gpt_oss": {"sliding_window": 128, "quantization_config": {"quant_method": "mxfp4"}}
+}
 MODELS = {  # by KEYS, from published config.json; then the width of the head's MLP
     "qwen3-30b-a3b": "qwen3_moe 2048 48 32 4 128 151936 1e6 40960 128 8 768 6144 12288",
     "mixtral-8x7b": "mixtral 4096 32 32 8 128 32000 1e6 32768 8 2 14336 14336 14336",
+    "gpt-oss-20b": "gpt_oss 2880 24 64 8 64 201088 150000 131072 32 4 2880 2880 17280",
+    "gpt-oss-120b": "gpt_oss 2880 36 64 8 64 201088 150000 131072 128 4 2880 2880 17280",
+    "tiny-gpt-oss": "gpt_oss 128 8 2 1 64 4096 1e4 2048 8 2 64 64 128",
     "tiny": "qwen3_moe 128 8 2 1 64 4096 1e4 2048 8 2 32 128 128",
 }
 
@@ -51,6 +57,7 @@ def write_pair(out: Path, model: str) -> None:
     model_type, *sizes = MODELS[model].split()
     *numbers, head_width = map(json.loads, sizes)
     config = COMMON | dict(zip(KEYS, [model_type, *numbers], strict=True))
+    own = OF_TARGETS.get(model_type, {})
     V, D = (int(str(config[key])) for key in ("vocab_size", "hidden_size"))
     W = draft_vocabulary(model)
     head = config | {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
@@ -60,9 +67,9 @@ def write_pair(out: Path, model: str) -> None:
     shapes |= {"fc.weight": (D, 3 * D), "norm.weight": (D,), "lm_head.weight": (W, D)}
     _write(out / "eagle3", head, shapes | {"midlayer.hidden_norm.weight": (D,), "d2t": (W,)})
     shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,)}
-    for i, kind in enumerate(_layers(config)):
+    for i, kind in enumerate(_layers(config | own)):
         shapes |= layer_shapes(f"model.layers.{i}.", kind, D)
-    _write(out / "target", config, shapes | {"lm_head.weight": (V, D)})
+    _write(out / "target", config | own, shapes | {"lm_head.weight": (V, D)})
     for file in demo_directory("target").glob("tokenizer*"):
         shutil.copy(file, out / "target")
     (out / "prompts.json").write_text(json.dumps(demo_prompts()))
@@ -79,8 +86,9 @@ def _write(out: Path, config: Config, shapes: Shapes) -> None:
     (out / "config.json").write_text(json.dumps(config))
     header, end = {}, 0
     for name, shape in shapes.items():
-        start, end = end, end + torch.Size(shape).numel() * (8 if name == "d2t" else 2)
-        dtype = "I64" if name == "d2t" else "BF16"
+        is_packed = name.endswith(("_blocks", "_scales"))
+        dtype, size = ("I64", 8) if name == "d2t" else ("U8", 1) if is_packed else ("BF16", 2)
+        start, end = end, end + torch.Size(shape).numel() * size
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     with (out / "model.safetensors").open("wb") as file:
@@ -100,7 +108,11 @@ def draw(
     tensors = arrange(wanted).empty(dtype, device)
     generator = torch.Generator(device).manual_seed(0)
     for name, x in tensors.items():
-        if x.ndim == 1:
+        if name.endswith("_scales"):
+            x.fill_(0x78787878)  # 2^-7, of codes that are about 3 large
+        elif x.dtype == torch.int32:
+            x.random_(-(2**31), 2**31, generator=generator)
+        elif x.ndim == 1 or name.endswith("_bias"):
             x.fill_(float(not name.endswith("bias")))
         else:
             x.normal_(0, x.shape[-1] ** -0.5, generator=generator)

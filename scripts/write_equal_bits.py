@@ -28,6 +28,13 @@ WITH_EXPERTS = {
         Sizes(4096, 0, 32, 8, 128, 32000),
         ExpertsConfig(num=8, per_token=2, width=14336, renormalise=True),
     ),
+    **{
+        f"gpt-oss-{name}": (
+            Sizes(2880, 0, 64, 8, 64, 201088),
+            ExpertsConfig(num=num, per_token=4, width=2880, renormalise=True, form="mxfp4"),
+        )
+        for name, num in (("20b", 32), ("120b", 128))
+    },
 }
 
 

@@ -32,7 +32,7 @@ from specdec.scheduling.work import PromptPart, Round
 from specdec.sizes import PLAIN, DraftShape, EngineSizes
 from specdec.step import Acts
 from specdec.target import Target
-from weights.config import Heads
+from weights.config import LayerKind
 from weights.load import LoadedEagle, LoadedTarget
 from weights.shard import WHOLE, Shard
 
@@ -82,8 +82,9 @@ class Runner:
             draft_hidden_size=0 if eagle is None else eagle.config.layer.hidden_size,
         )
         self.results = Results(self.buffers)
-        configs = [each.local for each in (target, eagle) if each is not None]
-        self.heads = tuple(_head_shape(each.heads, self._dtype) for each in configs)
+        kinds = [*target.local.kinds, *(() if eagle is None else (eagle.local.layer,))]
+        # of each kind of attention
+        self.heads = tuple(dict.fromkeys(_head_shape(kind, self._dtype) for kind in kinds))
         num_dear = rows_adding_experts(target.config.experts)
         config = graph_config or GraphConfig()
         self.graphs = GraphFamilies(config, backend, sizes, eagle is not None, num_dear)
@@ -318,9 +319,9 @@ class Runner:
         return ForwardContexts(kv_cache, *rows, bound, self._workspace, has_paths)
 
 
-def _head_shape(heads: Heads, dtype: torch.dtype) -> HeadShape:
-    H, G, C = heads
-    return HeadShape(H // G, G, C, dtype.itemsize)
+def _head_shape(kind: LayerKind, dtype: torch.dtype) -> HeadShape:
+    H, G, C = kind.heads
+    return HeadShape(H // G, G, C, dtype.itemsize, kind.window)
 
 
 def _workspace(

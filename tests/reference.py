@@ -1,9 +1,9 @@
 """Plain greedy decoding of a Llama-family target in float32: what exactness tests compare with.
 
 The formulas of Llama (arXiv 2302.13971) with what Mistral, Qwen2 and Qwen3 add: biases, per-head
-norms, head_dim, a tied head, scaled rope, Qwen3-MoE's experts; read from config.json and from which
-tensors there are. Imports nothing of ours. A layer has the field names of weights/config.py, for
-tests/naive_eagle.py to use these formulas with a config of either origin.
+norms, head_dim, a tied head, a window, scaled rope, Qwen3-MoE's experts; read from config.json and
+from which tensors there are. Imports nothing of ours. A layer has the field names of
+weights/config.py, for tests/naive_eagle.py to use these formulas with a config of either origin.
 
 T rows, S keys, D hidden, H query heads, G kv heads, C channels per head, V vocabulary, L layers.
 """
@@ -95,8 +95,10 @@ def attention(
     scores_HTS = torch.einsum("thc,shc->hts", q_THC, k_SGC.repeat_interleave(group, 1)) / math.sqrt(
         layer.head_dim
     )
-    is_future_TS = torch.ones(T, S, dtype=torch.bool).triu(S - T + 1)
-    probs_HTS = scores_HTS.masked_fill(is_future_TS, -math.inf).softmax(-1)
+    is_hidden_TS = torch.ones(T, S, dtype=torch.bool).triu(S - T + 1)
+    if layer.window is not None:
+        is_hidden_TS |= torch.ones(T, S, dtype=torch.bool).tril(S - T - layer.window)
+    probs_HTS = scores_HTS.masked_fill(is_hidden_TS, -math.inf).softmax(-1)
     out_THC = torch.einsum("hts,shc->thc", probs_HTS, v_SGC.repeat_interleave(group, 1))
     return linear(weights, f"{name}.o_proj", out_THC.flatten(1), layer.o_bias)
 
@@ -200,6 +202,7 @@ def read_layer(config: dict[str, Any], weights: Weights) -> SimpleNamespace:
         qk_norm="layers.0.self_attn.q_norm.weight" in weights,
         num_experts_per_tok=config.get("num_experts_per_tok"),
         norm_topk_prob=config.get("norm_topk_prob", False),
+        window=config["sliding_window"] if config.get("model_type") == "mistral" else None,
     )
 
 

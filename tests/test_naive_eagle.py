@@ -247,6 +247,7 @@ def config(**changes):
         "num_kv_heads": 2,
         "head_dim": 8,
         "rms_norm_eps": 1e-5,
+        "window": None,
     }
     layer |= {"rope": read_rope({"max_position_embeddings": 64})}
     fields = {

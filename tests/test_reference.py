@@ -24,6 +24,7 @@ TARGETS = {
         "rope_parameters": {**YARN, "beta_fast": 4.0, "mscale": 0.7, "mscale_all_dim": 1.0}
     },
     "mistral": {"sliding_window": None},
+    "mistral-window": {"sliding_window": 9},
     "qwen2": {},
     "qwen2-yarn": {"rope_parameters": YARN},
     "qwen3": {"head_dim": 24},

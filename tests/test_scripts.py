@@ -371,7 +371,7 @@ def test_bench_experts_prints_each_row_and_keeps_all(run, tmp_path):
     )
     assert bandwidth.endswith(" GB/s")
     rows = [json.loads(line) for line in lines if line]
-    assert [row["rows"] for row in rows] == [1, 2]
+    assert [row["rows"] for row in rows] == [1, 2] * 2
     assert json.loads(file.read_text()) == rows
     with pytest.raises(SystemExit, match="--search needs a GPU"):
         run("scripts.bench_experts", "--search")
@@ -382,11 +382,12 @@ def test_scripts_are_short():
     assert {name: count for name, count in lines.items() if count >= 120} == {}
 
 
-def test_bench_random_times_random_weights(run, capsys):
+@pytest.mark.parametrize("model", ["tiny", pytest.param("tiny-gpt-oss", marks=pytest.mark.slow)])
+def test_bench_random_times_random_weights(run, capsys, model):
     options = "--suite protocol -k 1 --batch 1 --num-prompts 1 --max-tokens 4 --repeats 1"
     with pytest.raises(SystemExit, match="0"):
-        run("scripts.bench_random", "tiny", *options.split(), "--device", "cpu")
+        run("scripts.bench_random", model, *options.split(), "--device", "cpu")
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
     assert [row["num_speculative_tokens"] for row in found] == [0, 1]
-    with pytest.raises(SystemExit, match="huge: give one of qwen3-30b-a3b, mixtral-8x7b, tiny"):
+    with pytest.raises(SystemExit, match="huge: give one of qwen3-30b-a3b, mixtral-8x7b, gpt"):
         run("scripts.bench_random", "huge")

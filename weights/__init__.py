@@ -11,9 +11,11 @@ Names after a load (D hidden, C head channels, H/G query/kv heads, I MLP width):
     layers.{i}.post_attention_layernorm.weight [D]
     layers.{i}.mlp.gate_up_proj.weight [2I, D], .bias
     layers.{i}.mlp.down_proj.weight [D, I], .bias
-    layers.{i}.mlp.gate.weight [E, D]                a router, where there are E experts
+    layers.{i}.self_attn.sinks [H] float32
+    layers.{i}.mlp.gate.weight [E, D], .bias         a router, where there are E experts
     layers.{i}.mlp.experts.gate_up_proj [E, 2I, D]   each expert's gate rows before its up rows
-    layers.{i}.mlp.experts.down_proj [E, D, I]
+    layers.{i}.mlp.experts.down_proj [E, D, I]       (MXFP4: turned.py says what is here)
+    layers.{i}.mlp.experts.{gate_up,down}_proj_bias, _scales
     norm.weight [D]                                  absent where has_final_norm is False
     lm_head.weight [V or W, D]                       absent if tied (target) or borrowed (draft)
     fc.weight, fc.bias, input_norm.weight, fc_norm.{i}.weight, embed_norm.weight     drafts only
@@ -29,7 +31,7 @@ _PUBLIC = {
     name: module
     for module, names in {
         "weights.config": (
-            *("EagleConfig", "ExpertsConfig", "LayerKind", "RopeConfig", "TargetConfig"),
+            *("Clamp", "EagleConfig", "ExpertsConfig", "LayerKind", "RopeConfig", "TargetConfig"),
         ),
         "weights.demo": ("demo_directory", "demo_prompts"),
         "weights.errors": ("CheckpointError",),

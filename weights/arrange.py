@@ -5,16 +5,19 @@ one place, and `pieces` is both how a load fills them and the way back. Two step
 
 - over rows: q, k and v make one product and gate and up another; fewer, larger matrices
 - stacked: a product of all experts of a layer is one tensor [E, N, K]
+
+Files of gpt-oss have stacks of their own, whose elements change places (turned.py).
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from weights.shapes import Shapes
+from weights.turned import Move, move_of
 
 # which names make up one: their weights and biases are concatenated over rows
 FUSED: dict[str, tuple[str, ...]] = {
@@ -33,32 +36,49 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """shapes: of the arranged tensors. places: by names of the checkpoint."""
+    """shapes: of the arranged tensors. places: by names of the checkpoint.
+
+    moves:  how elements of a checkpoint's tensor change places, where they do, by its name
+    dtypes: of arranged tensors that have one of their own
+    """
 
     shapes: Shapes
     places: dict[str, Place]
+    moves: dict[str, Move] = field(default_factory=dict)
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
 
     def empty(self, dtype: torch.dtype, device: torch.device | str) -> dict[str, Tensor]:
-        """Allocate the arranged tensors."""
+        """Allocate the arranged tensors. dtype: of those that have none of their own"""
         return {
-            name: torch.empty(shape, dtype=dtype, device=device)
+            name: torch.empty(shape, dtype=self.dtypes.get(name, dtype), device=device)
             for name, shape in self.shapes.items()
         }
 
     def pieces(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Find the checkpoint's tensors in the arranged ones: contiguous views."""
+        """Find the checkpoint's tensors in the arranged ones: contiguous views.
+
+        Those with a move have the arranged shape.
+        """
         return {name: tensors[place.whole][place.part] for name, place in self.places.items()}
 
 
 def arrange(wanted: Shapes) -> Arrangement:
     """Arrange what a config demands, whole or a rank's, by the names of the checkpoint."""
-    fused = _fuse(wanted)
+    moved = {name: move for name in wanted if (move := move_of(name)) is not None}
+    fused = _fuse(wanted | {name: move.shape(wanted[name]) for name, move in moved.items()})
     stacked = _stack(fused.shapes)
     places: dict[str, Place] = {}
     for name, inner in fused.places.items():
         outer = stacked.places[inner.whole]
         places[name] = Place(outer.whole, (*outer.part, *inner.part))
-    return Arrangement(stacked.shapes, places)
+    dtypes = {name: torch.float32 for name in wanted if name.endswith(".sinks")}
+    for name, move in moved.items():
+        whole = name.removesuffix(move.of) + move.to
+        stacked.shapes[whole] = stacked.shapes.pop(name)
+        places[name] = Place(whole, ())
+        if move.dtype is not None:
+            dtypes[whole] = move.dtype
+    return Arrangement(stacked.shapes, places, moved, dtypes)
 
 
 def _fuse(wanted: Shapes) -> Arrangement:

@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 
 from weights.shard import WHOLE, Shard
 
+Form = Literal["plain", "mxfp4"]  # of a weight: one number each, or four bits (arrange.py)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
@@ -38,12 +40,26 @@ class Heads(NamedTuple):
     head_dim: int
 
 
+class Clamp(NamedTuple):
+    """SwiGLU of gpt-oss: (up + 1) gate sigmoid(alpha gate).
+
+    gate is at most the limit, and up lies between -limit and limit.
+    """
+
+    limit: float
+    alpha: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
     """A mixture of experts: a router chooses `per_token` of `num` MLPs for each row.
 
     renormalise: weights of the chosen ones add up to 1; if not, a softmax over all gives them
     is_stacked:  files hold one tensor for all experts of a layer
+    is_turned:   these are [in, out], and rows of gate and up alternate
+    has_biases:  the router has biases, and so have the experts' products
+    clamp:       None: plain SwiGLU
+    form:        of the experts' weights in files and memory
     shard:       whose experts are `held`; routers know all
     """
 
@@ -52,6 +68,10 @@ class ExpertsConfig:
     width: int  # of each expert
     renormalise: bool
     is_stacked: bool = False
+    is_turned: bool = False
+    has_biases: bool = False
+    clamp: Clamp | None = None
+    form: Form = "plain"
     shard: Shard = WHOLE
 
     @property
@@ -76,12 +96,19 @@ class LayerKind:
     mlp_bias: bool = False
     qk_norm: bool = False
     attention_scale: float | None = None  # of scores; None: head_dim^-0.5
+    window: int | None = None  # a row at p sees keys p - window < k <= p; None: all up to p
+    has_sinks: bool = False  # one more score for each head, without a value (sinks_H, float32)
     residual_multiplier: float = 1.0  # of what attention and MLP add to the stream
     experts: ExpertsConfig | None = None  # None: one MLP
 
     @property
     def heads(self) -> Heads:
         return Heads(self.num_heads, self.num_kv_heads, self.head_dim)
+
+    def within(self, context: int) -> "LayerKind":
+        """Leave out a window that no row of a context of this many tokens reaches beyond."""
+        has_window = self.window is not None and self.window < context
+        return self if has_window else replace(self, window=None)
 
     def local(self, shard: Shard) -> "LayerKind":
         """Give a rank's heads, kv heads, columns of the MLP, and experts."""
@@ -106,7 +133,6 @@ class TargetConfig:
     dtype: str  # as stored, "bfloat16"
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]  # config.json and generation_config.json together
-    sliding_window: int | None = None  # of some layer; the engine refuses longer contexts
     embedding_multiplier: float = 1.0
     logits_scaling: float = 1.0  # logits are divided by it
 
@@ -136,6 +162,10 @@ class TargetConfig:
         found = {kind.heads for kind in self.kinds}
         assert len(found) == 1, f"layers with different heads: {found}"
         return self.layers[0].heads
+
+    def within(self, context: int) -> "TargetConfig":
+        """Leave out windows that no row of a context of this many tokens reaches beyond."""
+        return replace(self, layers=tuple(kind.within(context) for kind in self.layers))
 
     def local(self, shard: Shard) -> "TargetConfig":
         """Give a rank's layers; vocab_size counts its rows of the embedding and the head."""
@@ -189,11 +219,14 @@ class EagleConfig:
     has_own_embedding: bool = False
     has_own_head: bool = True
     has_d2t: bool = False
-    sliding_window: int | None = None  # of the draft's own attention, as in TargetConfig
 
     @property
     def heads(self) -> Heads:
         return self.layer.heads
+
+    def within(self, context: int) -> "EagleConfig":
+        """Leave out a window that no row of a context of this many tokens reaches beyond."""
+        return replace(self, layer=self.layer.within(context))
 
     def local(self, shard: Shard) -> "EagleConfig":
         """Give a rank's layer; both vocabularies count its rows. fc and norms are whole."""

@@ -25,7 +25,8 @@ CUTS = (
     Cut(r"(embed_tokens|lm_head)\.weight", 0, has_ids=True),
     Cut(r".*\.(q|k|v|gate|up)_proj\.(weight|bias)", 0),
     Cut(r".*\.(o|down)_proj\.weight", 1),
-    Cut(r".*\.experts\.(gate_up|down)_proj", 0),
+    Cut(r".*\.experts\.(gate_up|down)_proj(_turned|_bias|_blocks|_scales)?", 0),
+    Cut(r".*\.sinks", 0),
 )
 
 

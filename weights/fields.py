@@ -51,7 +51,8 @@ RANGES = {
     **dict.fromkeys(("factor", "attention_factor", "low_freq_factor", "high_freq_factor"), SCALE),
     **dict.fromkeys(("beta_fast", "beta_slow"), SCALE),
     **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), SIZE),
-    **dict.fromkeys(("moe_intermediate_size", "decoder_sparse_step"), SIZE),
+    **dict.fromkeys(("moe_intermediate_size", "decoder_sparse_step", "experts_per_token"), SIZE),
+    **dict.fromkeys(("swiglu_limit", "swiglu_alpha"), SCALE),
     **dict.fromkeys(("embedding_multiplier", "attention_multiplier"), MULTIPLIER),
     **dict.fromkeys(("residual_multiplier", "logits_scaling"), MULTIPLIER),
     **dict.fromkeys(("mscale", "mscale_all_dim"), Range(0, 1e6)),  # 0: none

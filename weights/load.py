@@ -22,6 +22,7 @@ from weights.files.header import INTEGER_DTYPES, TensorEntry
 from weights.files.part import Part
 from weights.files.reader import Reader
 from weights.files.transfer import read_tensors
+from weights.mxfp4 import check_scales
 from weights.ranks import check_draft_ranks, check_target_ranks
 from weights.rename import rename
 from weights.report import BindingReport, Log
@@ -89,6 +90,8 @@ def load_target(
     tensors = read_tensors(
         reader, local, held, log, dtype=dtype, device=device, progress=progress, parts=parts
     )
+    check_scales(tensors, held, reader.problems)
+    reader.problems.raise_if_any()
     if _tied_copy(config, held):
         part = parts.get("embed_tokens.weight")
         _check_tied(reader, tensors["embed_tokens.weight"], held["lm_head.weight"], part)

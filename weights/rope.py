@@ -4,6 +4,7 @@ Transformers 5 writes the former. Two sources that disagree are refused, not ran
 wrong base costs acceptance and nothing else would show it.
 """
 
+from collections.abc import Mapping
 from typing import Literal, cast, get_args
 
 from weights.config import RopeConfig
@@ -26,9 +27,12 @@ TYPES: dict[str, type] = {LENGTH: int, "truncate": bool}
 COMMON = ("rope_theta", "rope_type", "type", "partial_rotary_factor")
 
 
-def read_rope(fields: Fields, default_theta: float = 10000.0) -> RopeConfig:
-    """The rope of this config."""
-    rope = Fields(_scaling(fields), f"{fields.file}: {_holder(fields)}", fields.problems)
+def read_rope(
+    fields: Fields, default_theta: float = 10000.0, default: Mapping[str, object] | None = None
+) -> RopeConfig:
+    """The rope of this config. default: its keys where the config has no object with any"""
+    scaling = _scaling(fields) or default or {}
+    rope = Fields(scaling, f"{fields.file}: {_holder(fields)}", fields.problems)
     kind = rope.find(str, "rope_type", "type") or "default"
     theta = _theta(fields, rope, default_theta)
     if kind not in KEYS:

@@ -21,6 +21,8 @@ TABLES: dict[str, tuple[Container[str], str]] = {
     "d2t": (INTEGER_DTYPES, "integers are needed"),
     "t2d": ({"BOOL"}, "BOOL is needed"),
 }
+PACKED = ({"U8"}, "U8 is needed")  # of MXFP4
+BLOCK = 32  # columns of an MXFP4 weight that share a scale
 MOST_FILES = 4  # of those that lack a tensor, in its line
 
 
@@ -44,6 +46,8 @@ def layer_shapes(
     shapes: Shapes = {f"{prefix}post_attention_layernorm.weight": (D,)}
     if has_input_layernorm:
         shapes[f"{prefix}input_layernorm.weight"] = (D,)
+    if layer.has_sinks:
+        shapes[f"{prefix}self_attn.sinks"] = (layer.num_heads,)
     if layer.qk_norm:
         shapes |= {f"{prefix}self_attn.{name}_norm.weight": (C,) for name in "qk"}
     products = {
@@ -70,6 +74,10 @@ def layer_shapes(
 def _experts_shapes(prefix: str, experts: ExpertsConfig, D: int) -> Shapes:
     E, I = len(experts.held), experts.width
     shapes: Shapes = {f"{prefix}gate.weight": (experts.num, D)}
+    if experts.has_biases:
+        shapes[f"{prefix}gate.bias"] = (experts.num,)
+    if experts.is_turned:
+        return shapes | _turned_shapes(f"{prefix}experts.", experts, D)
     if experts.is_stacked:
         both = {"gate_up_proj": (E, 2 * I, D), "down_proj": (E, D, I)}
         return shapes | {f"{prefix}experts.{name}": shape for name, shape in both.items()}
@@ -77,6 +85,21 @@ def _experts_shapes(prefix: str, experts: ExpertsConfig, D: int) -> Shapes:
     for e in experts.held:
         for name, shape in products.items():
             shapes[f"{prefix}experts.{e}.{name}.weight"] = shape
+    return shapes
+
+
+def _turned_shapes(prefix: str, experts: ExpertsConfig, D: int) -> Shapes:
+    """List gpt-oss's experts: each row of a plain product is a column of files."""
+    E, I = len(experts.held), experts.width
+    shapes: Shapes = {}
+    for name, N, K in (("gate_up_proj", 2 * I, D), ("down_proj", D, I)):
+        if experts.has_biases:
+            shapes[f"{prefix}{name}_bias"] = (E, N)
+        if experts.form == "plain":
+            shapes[f"{prefix}{name}_turned"] = (E, K, N)
+        else:
+            shapes[f"{prefix}{name}_blocks"] = (E, N, K // BLOCK, BLOCK // 2)
+            shapes[f"{prefix}{name}_scales"] = (E, N, K // BLOCK)
     return shapes
 
 
@@ -127,7 +150,7 @@ def check_dtypes(held: Mapping[str, TensorEntry], problems: Problems) -> None:
     for name, entry in held.items():
         if problems.is_full:
             return
-        allowed, words = TABLES.get(name, WEIGHT)
+        allowed, words = PACKED if _is_packed(name) else TABLES.get(name, WEIGHT)
         if _is_quantised(name) or entry.dtype not in allowed:
             problems.add(f"{entry.where} is {entry.dtype}: {words}")
 
@@ -137,6 +160,10 @@ def file_names(held: Mapping[str, TensorEntry]) -> str:
     files = sorted({entry.file.name for entry in held.values()})
     rest = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
     return ", ".join(files[:MOST_FILES]) + rest
+
+
+def _is_packed(name: str) -> bool:
+    return ".experts." in name and name.endswith(("_proj_blocks", "_proj_scales"))
 
 
 def _is_quantised(name: str) -> bool:

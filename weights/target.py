@@ -9,7 +9,6 @@ from weights.fields import (
     INTEGERS,
     Fields,
     Range,
-    layer_types,
     read_json_object,
     refuse_values,
 )
@@ -20,8 +19,7 @@ from weights.rename import TARGET_ROWS, Row
 from weights.report import Log
 
 CONFIG = "config.json"
-MAX_WINDOW_LAYERS = 28  # layers before the first window, where config.json does not say
-SUPPORTED = {"hidden_act": "silu", "quantization_config": None}
+SUPPORTED = {"hidden_act": "silu"}
 
 
 def target_rows(reader: Reader) -> tuple[Row, ...]:
@@ -51,15 +49,12 @@ def resolve_target(reader: Reader, log: Log) -> TargetConfig:
         dtype=stored_dtype(reader),
         bos_token_id=fields.find(int, "bos_token_id"),
         eos_token_ids=_eos_token_ids(reader, fields, vocab_size, log),
-        sliding_window=_window_of_some_layer(fields, family),
         **(_read_multipliers(fields, log) if family.has_multipliers else {}),
     )
     log.add_read(fields, config, num_layers="num_hidden_layers", vocab_size="vocab_size")
     log.add_read(fields, config, max_position_embeddings="max_position_embeddings")
     log.add_read(fields, config, has_tied_head="tie_word_embeddings", bos_token_id="bos_token_id")
     log.add("dtype", config.dtype, "embed_tokens.weight")
-    keys = ("layer_types", family.window_switch, "sliding_window")
-    log.add("sliding_window", config.sliding_window, fields.source(*filter(None, keys)))
     problems.raise_if_fatal()
     return config
 
@@ -129,25 +124,3 @@ def _read_multipliers(fields: Fields, log: Log) -> dict[str, float]:
     for key, value in found.items():
         log.add(key, value, fields.source(key))
     return found
-
-
-def _window_of_some_layer(fields: Fields, family: Family) -> int | None:
-    kinds = layer_types(fields)
-    has_windows = "sliding_attention" in kinds
-    # transformers' Llama has no windows; vLLM's has those that are listed
-    is_on = family.has_window or has_windows
-    starts = 0
-    if family.window_switch is not None:
-        is_on = fields.get(bool, family.window_switch, False)
-    if family.window_start is not None:
-        starts = fields.get(int, family.window_start, MAX_WINDOW_LAYERS)
-    if not is_on or (kinds and not has_windows):
-        return None
-    if not kinds and starts >= fields.need(int, "num_hidden_layers"):
-        return None
-    if "sliding_window" in fields.nulls:
-        return None
-    if not family.has_window:
-        return fields.need(int, "sliding_window")
-    found = fields.find(int, "sliding_window")
-    return family.sliding_window if found is None else found

@@ -19,8 +19,9 @@ class Repeated:
 
     The tensors of every call have the dtypes and the alignment of the first call's; those that the
     kernel lets vary may be aligned in any way. Descriptors may stand for tensors, of blocks of the
-    same shapes in every call, and numbers that the kernel lets vary. shared_bytes: of shared memory
-    that a program takes, at least, so that fewer fit a multiprocessor; up to 48 KB
+    same shapes in every call, numbers that the kernel lets vary, and None in all calls or in none.
+    shared_bytes: of shared memory that a program takes, at least, so that fewer fit a
+    multiprocessor; up to 48 KB
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Repeated:
         self._shared_bytes = shared_bytes
         self._found: Callable[..., object] | None = None
 
-    def __call__(self, *tensors: Tensor | GluonDescriptor | int) -> None:
+    def __call__(self, *tensors: Tensor | GluonDescriptor | int | None) -> None:
         if INTERPRET or active_mode.get() is not None:  # where launches are something else
             options = {**self._constants, **self._options}
             self._kernel[self._grid](*tensors, *self._then, **options)
@@ -50,7 +51,9 @@ class Repeated:
             self._found = self._find(tensors)
         self._found(*map(_argument, tensors))
 
-    def _find(self, tensors: Sequence[Tensor | GluonDescriptor | int]) -> Callable[..., object]:
+    def _find(
+        self, tensors: Sequence[Tensor | GluonDescriptor | int | None]
+    ) -> Callable[..., object]:
         options = {**self._constants, **self._options}
         kernel = self._kernel.run(*tensors, *self._then, **options, grid=self._grid, warmup=True)
         if hasattr(kernel, "result"):  # being compiled

@@ -225,11 +225,17 @@ def with_last(v, rings, bars, step, weights, acc, total, decay, is_later, HALF: 
 
 
 @gluon_jit
-def weights_of(scores, position, start, scale, peak, IS_MASKED: gl.constexpr):
-    """Compute a tile's powers of 2, what the sums so far decay by, and the peak."""
+def weights_of(scores, position, start, scale, peak, IS_MASKED: gl.constexpr, window=None):
+    """Compute a tile's powers of 2, what the sums so far decay by, and the peak.
+
+    window: of the keys up to each position that a row sees; None: all of them
+    """
     if IS_MASKED:
         s = start + gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))
-        scores = gl.where(s[None, :] <= position[:, None], scores, float("-inf"))
+        is_seen = s[None, :] <= position[:, None]
+        if window is not None:
+            is_seen = is_seen & (s[None, :] > position[:, None] - window)
+        scores = gl.where(is_seen, scores, float("-inf"))
     highest = gl.convert_layout(_highest(scores), peak.type.layout)
     decay, _, peak = weigh(peak, highest * scale)
     return gl.exp2(gl.fma(scores, scale, -finite(peak)[:, None])), decay, peak

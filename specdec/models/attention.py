@@ -61,22 +61,30 @@ def room_for(q_THC: Tensor) -> Tensor:
 @opaque(writes="out_THC")
 @eager_break_during_capture
 def attend(
-    q_THC: Tensor, out_THC: Tensor, layer: int, is_picked: bool, scale: float | None = None
+    q_THC: Tensor,
+    out_THC: Tensor,
+    layer: int,
+    is_picked: bool,
+    scale: float | None = None,
+    window: int | None = None,
+    sinks_H: Tensor | None = None,
 ) -> None:
     """Overwrite out_THC with the causal attention of every row over its request's cached keys.
 
     is_picked: the rows are the ones that the pass's last layer finishes, not all of the pass
-    scale: of scores, as paged_attention has it
+    scale, window, sinks: as paged_attention has them
     """
     other = backend.get().attend
     if other is not None:
+        if window is not None or sinks_H is not None:
+            raise ValueError("only our own attention has windows and sinks")
         other(q_THC, out_THC, layer, is_picked)
         return
     metadata = _metadata()
     cache = metadata.layer_caches[layer]
     groups = metadata.finished if is_picked else metadata.groups
     for rows in groups:
-        paged_attention(q_THC, out_THC, cache, rows, scale)
+        paged_attention(q_THC, out_THC, cache, rows, scale, window, sinks_H)
         if rows is not groups[-1]:
             q_THC, out_THC = q_THC[rows.num_rows :], out_THC[rows.num_rows :]
 

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from specdec.kernels.backend import backend
 from specdec.kernels.experts.mlp import experts_mlp
+from specdec.kernels.experts.mxfp4 import CODES, ROWS, SCALES
 from specdec.kernels.experts.route import route
 from specdec.kernels.experts.router import router_logits
+from specdec.kernels.experts.weight import Weight
 from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
 from specdec.models.attention import cache_slots
@@ -33,34 +35,75 @@ class Experts(nn.Module):
     def __init__(self, hidden_size: int, config: ExpertsConfig) -> None:
         super().__init__()
         self.config = config
-        self.gate = Linear(hidden_size, config.num)
+        self.gate = Linear(hidden_size, config.num, config.has_biases)
         self.experts = ExpertWeights(hidden_size, config)
 
     def forward(self, x_TD: Tensor, rows_T: Tensor | None = None) -> Sums:
         """rows: which rows of the pass these are; None: all, in order."""
         config = self.config
-        logits = router_logits(x_TD, self.gate.weight)
-        weights = self.experts.gate_up_proj, self.experts.down_proj
+        logits = router_logits(x_TD, self.gate.weight, self.gate.bias)
+        weights = self.experts.weights
         choice = logits, config.per_token, config.renormalise, rows_T
         if config.shard != WHOLE:
             held = config.held
             ids, shares, places = choose_of_held(*choice, held.start, len(held))
-            return experts_mlp(x_TD, ids, shares, *weights)._replace(places_TS=places)
+            sums = experts_mlp(x_TD, ids, shares, *weights, config.clamp)
+            return sums._replace(places_TS=places)
         chosen = choose_experts(*choice)
         other = None if torch.compiler.is_compiling() else backend.get().experts
         if other is not None:
-            return Sums(other(x_TD, *chosen, *weights)[None], None)
-        return experts_mlp(x_TD, *chosen, *weights)
+            return Sums(other(x_TD, *chosen, *self.experts.plain_weights)[None], None)
+        return experts_mlp(x_TD, *chosen, *weights, config.clamp)
 
 
 class ExpertWeights(nn.Module):
-    """The weights of the experts of a layer that are held; gate rows before up rows."""
+    """The weights of the experts of a layer that are held; gate rows before up rows.
+
+    They have the names that weights/arrange.py gives, whatever the form.
+    """
 
     def __init__(self, hidden_size: int, config: ExpertsConfig) -> None:
         super().__init__()
-        E, I = len(config.held), config.width
-        self.gate_up_proj = nn.Parameter(torch.empty(E, 2 * I, hidden_size), requires_grad=False)
-        self.down_proj = nn.Parameter(torch.empty(E, hidden_size, I), requires_grad=False)
+        self._config = config
+        gate_up = _weight(config.width, 2, hidden_size, config)
+        down = _weight(hidden_size, 1, config.width, config)
+        self.gate_up_proj, self.gate_up_proj_scales, self.gate_up_proj_bias = gate_up
+        self.down_proj, self.down_proj_scales, self.down_proj_bias = down
+
+    @property
+    def weights(self) -> tuple[Weight, Weight]:
+        """Give both products' weights: gate_up and down."""
+        gate_up = Weight(self.gate_up_proj, self.gate_up_proj_scales, self.gate_up_proj_bias)
+        return gate_up, Weight(self.down_proj, self.down_proj_scales, self.down_proj_bias)
+
+    @property
+    def plain_weights(self) -> tuple[Tensor, Tensor]:
+        """Give them as they are to other kernels, which know neither biases nor other forms."""
+        config = self._config
+        if config.form != "plain" or config.has_biases or config.clamp is not None:
+            line = "MXFP4, biases of experts or a clamped SwiGLU: only specdec's kernels know them"
+            raise RuntimeError(line)
+        return self.gate_up_proj, self.down_proj
+
+
+def _weight(
+    num_rows: int, parts: int, K: int, config: ExpertsConfig
+) -> tuple[nn.Parameter, nn.Parameter | None, nn.Parameter | None]:
+    """Make room for a product of all held experts, with K columns: the fields of `Weight`.
+
+    num_rows: of each part
+    """
+    E, N = len(config.held), parts * num_rows
+    bias = _parameter(E, N) if config.has_biases else None
+    if config.form == "plain":
+        return _parameter(E, N, K), None, bias
+    blocks = -(-K // CODES), parts * -(-num_rows // ROWS)
+    words = _parameter(E, *blocks, 128, 4, dtype=torch.int32)
+    return words, _parameter(E, -(-K // (32 * SCALES)), N, dtype=torch.int32), bias
+
+
+def _parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
+    return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
 
 
 def _empty_choice(

@@ -138,6 +138,9 @@ class Attention(nn.Module):
         self.index = index
         self.rope = rope
         self.scale = config.attention_scale
+        self.window = config.window
+        sinks = torch.empty(H, dtype=torch.float32) if config.has_sinks else None
+        self.sinks = None if sinks is None else nn.Parameter(sinks, requires_grad=False)
         self._query_columns = H * C
         self.qkv_proj = Linear(num_in, (H + 2 * G) * C, config.qkv_bias, whole)
         whole = None if exchange is None else (D, kind.num_heads * C)
@@ -164,7 +167,8 @@ class Attention(nn.Module):
         if rows_X is not None:
             q_THC, stream_TD = take_rows(q_THC, stream_TD, rows_X)
         out_THC = room_for(q_THC)
-        attend(q_THC, out_THC, self.index, is_picked, self.scale)
+        how = self.scale, self.window, self.sinks
+        attend(q_THC, out_THC, self.index, is_picked, *how)
         return self.o_proj.sums(out_THC.flatten(1)), stream_TD
 
 

@@ -95,6 +95,9 @@ def build_runner(
     most = largest_sizes(config, drafting, target.config, of_draft)
     if most.max_num_seqs < config.max_num_seqs:
         logger.info("max_num_seqs=%d, the most with draft trees", most.max_num_seqs)
+    target = replace(target, config=target.config.within(most.max_model_len))
+    if eagle is not None:
+        eagle = replace(eagle, config=eagle.config.within(most.max_model_len))
     check_heads("target", target.local.heads, dtype, device)
     block = bytes_per_block(target.local.heads, target.config.num_layers, dtype)
     if eagle is not None:

@@ -16,6 +16,7 @@ from specdec.sizes import BLOCK_SIZE, MAX_STOP_IDS, MAX_TREE_REQUESTS, EngineSiz
 from specdec.start.speculation import Drafting
 from weights.config import EagleConfig, Heads, RopeConfig, TargetConfig
 from weights.errors import Problems, shown
+from weights.files.header import FLOAT_DTYPES
 from weights.files.reader import Reader
 
 GIB = 1 << 30
@@ -31,9 +32,7 @@ def largest_sizes(
     max_model_len = longest if config.max_model_len is None else config.max_model_len
     if max_model_len > longest:
         raise ValueError(f"max_model_len={max_model_len} exceeds {limit}")
-    _check_window("target", target.sliding_window, max_model_len)
     if eagle is not None and drafting.num_tokens > 0:
-        _check_window("draft", eagle.sliding_window, max_model_len)
         _check_children(drafting, eagle)
     max_num_seqs = _max_num_seqs(config, drafting)
     blocks = max_num_seqs * -(-max_model_len // BLOCK_SIZE)
@@ -99,12 +98,15 @@ def check_weights(
 ) -> None:
     """Refuse weights that `memory` bytes of each device cannot hold, before the first is read.
 
-    dtype: that they are loaded in; None: as stored
+    dtype: that numbers are loaded in, not what is packed; None: as stored
     """
     entries = reader.entries.values()
     need = sum(each.num_bytes for each in entries)
     if dtype is not None:
-        need = sum(math.prod(each.shape) for each in entries) * dtype.itemsize
+        need = sum(
+            math.prod(each.shape) * dtype.itemsize if each.dtype in FLOAT_DTYPES else each.num_bytes
+            for each in entries
+        )
     if need >= memory * num_devices:
         how = "as stored" if dtype is None else f"in {str(dtype).removeprefix('torch.')}"
         has = "the device has" if num_devices == 1 else f"each of {num_devices} devices has"
@@ -152,14 +154,6 @@ def _max_num_seqs(config: EngineConfig, drafting: Drafting) -> int:
         limit = f"draft trees run for at most {MAX_TREE_REQUESTS} requests at a time"
         raise ValueError(f"max_num_seqs={given} with top_k={drafting.tree.top_k}: {limit}")
     return MAX_TREE_REQUESTS
-
-
-def _check_window(role: str, window: int | None, max_model_len: int) -> None:
-    if window is not None and max_model_len > window:
-        raise ValueError(
-            f"the {role} attends over a sliding window of {window} tokens, which is not supported "
-            f"beyond it: give max_model_len={window} or less (max_model_len={max_model_len})"
-        )
 
 
 def _check_children(drafting: Drafting, eagle: EagleConfig) -> None:

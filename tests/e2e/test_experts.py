@@ -21,6 +21,7 @@ from specdec.start.compile_ahead import forwards
 from specdec.start.load import assemble
 from tests.specdec.models.written import SilentTokenizer
 from tests.specdec.tiny_pair import random_draft
+from tests.weights.gpt_oss import write_both_forms
 from tests.weights.published import save
 from tests.weights.tiny import eagle3_config
 from weights import load_target
@@ -62,11 +63,18 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
+@pytest.fixture(
+    scope="module",
+    params=["qwen3_moe, a dense layer", pytest.param("gpt_oss", marks=pytest.mark.slow)],
+)
+def target(request, tmp_path_factory):
+    """gpt_oss: in MXFP4, with windows and sinks."""
     directory = tmp_path_factory.mktemp("target")
-    save("qwen3_moe, a dense layer", directory)
-    return load_target(directory, progress=False)
+    save(request.param, directory / "plain")
+    if request.param != "gpt_oss":
+        return load_target(directory / "plain", progress=False)
+    write_both_forms(directory / "plain", directory / "packed", directory / "other")
+    return load_target(directory / "packed", progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -120,10 +128,10 @@ def test_no_token_depends_on_the_way_of_the_engine(texts, alone, name):
 
 
 @pytest.mark.parametrize("name", ["graphs", "graphs and drafts"])
-def test_rows_of_padding_choose_nobody_and_add_nothing(texts, alone, name, monkeypatch):
+def test_rows_of_padding_choose_nobody_and_add_nothing(target, texts, alone, name, monkeypatch):
     """Their inputs and what experts would leave for them are NaN."""
     real = experts.experts_mlp
-    E = 12
+    E = target.config.experts.num
     num_padding = torch.zeros((), dtype=torch.int64)
     num_wrong = torch.zeros((), dtype=torch.int64)
 

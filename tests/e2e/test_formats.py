@@ -73,6 +73,7 @@ EAGLE3 = {
         **FULL,
     },
     "head_dim": {"head_dim": 16},
+    "window": {"window": 5},
     "odd sizes": {
         "hidden_size": 28,
         "intermediate_size": 37,
@@ -108,6 +109,7 @@ FLIPS = {
     "rope llama3": {"rope": LLAMA3},
     "rope yarn": {"rope": YARN},
     "rms_norm_eps": {"rms_norm_eps": 0.3},
+    "window": {"window": 5},
     **{
         name: {name: True}
         for name in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm", "has_own_embedding")

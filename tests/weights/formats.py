@@ -55,7 +55,7 @@ def is_fancy(config: EagleConfig) -> bool:
         config.layer.o_bias
         or config.layer.mlp_bias
         or config.layer.qk_norm
-        or config.sliding_window is not None
+        or config.layer.window is not None
     )
 
 
@@ -336,7 +336,7 @@ def can_angelslim(config: EagleConfig, target: LoadedTarget) -> bool:
         or config.layer.qkv_bias
         or bool(target_width(config))
     )
-    bias = config.layer.o_bias or config.layer.mlp_bias or config.sliding_window is not None
+    bias = config.layer.o_bias or config.layer.mlp_bias or config.layer.window is not None
     is_whole = is_eagle3(config) and config.num_layers == 1 and can_copy_head(config)
     return is_whole and not flags and not bias and config.aux_boundaries == default_taps(target)
 
@@ -369,7 +369,7 @@ def can_deepspec(config: EagleConfig, target: LoadedTarget) -> bool:
         layer.qkv_bias
         or layer.o_bias
         or layer.mlp_bias
-        or config.sliding_window is not None
+        or config.layer.window is not None
         or bool(target_width(config))
     )
     taps = len(config.aux_boundaries) == 5 and min(config.aux_boundaries) > 0

@@ -123,10 +123,10 @@ def save(directory: Path, config: Json, pieces: Tensors) -> None:
 
 
 def window_keys(config: EagleConfig) -> Json:
-    if config.sliding_window is None:
+    if config.layer.window is None:
         return {}
     return {
-        "sliding_window": config.sliding_window,
+        "sliding_window": config.layer.window,
         "layer_types": ["sliding_attention"] * config.num_layers,
     }
 

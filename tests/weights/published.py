@@ -30,7 +30,24 @@ TARGETS = {
     "mixtral": ("Mixtral", EXPERTS | {"intermediate_size": 24}),
     "granitemoe": ("GraniteMoe", EXPERTS | MULTIPLIERS | {"intermediate_size": 24}),
     "granite": ("Granite", MULTIPLIERS | {"intermediate_size": 80}),
+    "mistral, windows": ("Mistral", {"intermediate_size": 80, "sliding_window": 24}),
+    "qwen2, later windows": (
+        "Qwen2",
+        {"intermediate_size": 80, "sliding_window": 24, "use_sliding_window": True}
+        | {"max_window_layers": 4},
+    ),
 }
+# a window and sinks, a limit that clamps, and positions beyond the original length
+GPT_OSS = {
+    **{"hidden_size": 64, "head_dim": 16, "intermediate_size": 32, "sliding_window": 24},
+    **{"num_local_experts": 9, "num_experts_per_tok": 4, "swiglu_limit": 1.5},
+    "rope_parameters": {
+        **{"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "beta_fast": 32.0},
+        **{"beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 64},
+    },
+}
+OTHERS = {"gpt_oss": ("GptOss", GPT_OSS)}  # targets that have tests of their own
+SPREADS = {"sinks": 1.5, "norm": 0.15, "embed": 0.15, "head": 0.3}  # of parameters, by name
 
 
 def save(name: str, directory: Path, seed: int = 0, **changes: object) -> torch.nn.Module:
@@ -38,13 +55,15 @@ def save(name: str, directory: Path, seed: int = 0, **changes: object) -> torch.
 
     changes: of its config
     """
-    prefix, keys = TARGETS[name]
+    prefix, keys = (TARGETS | OTHERS)[name]
     config = getattr(transformers, f"{prefix}Config")(**(SIZES | keys | changes))
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     torch.manual_seed(seed)
     model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
+    spread = 0.2 if name == "gpt_oss" else 0.3  # float32 is too coarse for more of it
     for key, tensor in model.named_parameters():
-        tensor.data.normal_(float("norm" in key), 0.15 if "norm" in key or "embed" in key else 0.3)
+        found = next((each for part, each in SPREADS.items() if part in key), spread)
+        tensor.data.normal_(float("norm" in key), found)
     model.save_pretrained(directory)
     return model
 

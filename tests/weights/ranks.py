@@ -51,7 +51,7 @@ def _of_layer(kind: LayerKind, name: str, tensor: Tensor, shard: Shard) -> Tenso
         )
     if name.endswith(".o_proj.weight"):
         return torch.cat([tensor.split(C, dim=1)[i] for i in my_heads], dim=1)
-    if name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+    if ".experts." in name or name.endswith(".sinks"):
         return tensor.chunk(shard.size)[shard.rank]
     if ".mlp.gate_up_proj." in name:
         gate, up = tensor.chunk(2)

@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 
+from tests.weights.gpt_oss import write_both_forms
 from tests.weights.published import TARGETS, save
 from tests.weights.ranks import expected_part
 from tests.weights.tiny import BIASES, tiny_target, write_target
@@ -28,6 +29,12 @@ def directories(tmp_path_factory):
             made[name] = tmp_path_factory.mktemp("target")
             if name in TARGETS:
                 save(name, made[name])
+            elif name == "gpt_oss":
+                save(name, made[name], num_local_experts=8)
+            elif name == "gpt_oss, MXFP4":
+                packed = tmp_path_factory.mktemp("packed")
+                write_both_forms(directory("gpt_oss"), packed, made[name])
+                made[name] = packed
             else:
                 model_type, _, tied = name.partition(", ")
                 target = tiny_target(model_type, has_tied_head=bool(tied), dtype="bfloat16")
@@ -60,7 +67,7 @@ def num_bytes(tensors):
 
 
 @pytest.mark.parametrize("size", [2, 4])  # 4: more ranks than kv heads
-@pytest.mark.parametrize("name", [*TINY, *TARGETS])
+@pytest.mark.parametrize("name", [*TINY, *TARGETS, "gpt_oss", "gpt_oss, MXFP4"])
 def test_ranks_hold_their_parts_bit_for_bit(directories, name, size):
     whole = load(directories(name))
     for rank in range(size):

@@ -101,9 +101,26 @@ def test_eos_ids_of_both_files_count(tmp_path, own, generation, expected):
         ),
     ],
 )
-def test_a_window_that_some_layer_uses_is_in_the_config(tmp_path, family, keys, window):
+def test_windows_are_those_of_the_layers_that_have_one(tmp_path, family, keys, window):
     write_target(tmp_path, tiny_target(family), **keys)
-    assert load_target(tmp_path, progress=False).config.sliding_window == window
+    layers = load_target(tmp_path, progress=False).config.layers
+    start = keys.get("max_window_layers", 0)
+    expected = [None] * start + [window] * (len(layers) - start)
+    assert [kind.window for kind in layers] == expected
+
+
+def test_layers_with_windows_are_listed_one_by_one(tmp_path):
+    kinds = [f"{('full', 'sliding')[i % 3 > 0]}_attention" for i in range(8)]
+    write_target(tmp_path, tiny_target("llama"), layer_types=kinds, sliding_window=24)
+    loaded = load_target(tmp_path, progress=False)
+    expected = [None if i % 3 == 0 else 24 for i in range(8)]
+    assert [kind.window for kind in loaded.config.layers] == expected
+    assert len(loaded.config.kinds) == 2
+    assert loaded.config.within(24).kinds == loaded.config.layers[:1]
+    assert len(loaded.config.within(25).kinds) == 2
+    config = json.loads((tmp_path / "config.json").read_text()) | {"layer_types": kinds[:7]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "layer_types has 7 entries, and there are 8 layers" in str(refusal(tmp_path))
 
 
 def test_windows_without_a_size_are_refused(tmp_path):

@@ -99,7 +99,7 @@ def target_keys(config: TargetConfig) -> dict[str, object]:
         "max_position_embeddings": config.max_position_embeddings,
         "tie_word_embeddings": config.has_tied_head,
         "hidden_act": "silu",
-        "sliding_window": config.sliding_window,
+        "sliding_window": layer.window,
         "bos_token_id": config.bos_token_id,
         "eos_token_id": 1,
         "attention_bias": layer.o_bias,

@@ -10,9 +10,10 @@ from typing import Literal
 
 from weights.config import EagleConfig, TargetConfig
 from weights.draft.layer import ATTENTION, resolve_layer
-from weights.draft.layouts import ONLY, Evidence, Layout, find_layout
+from weights.draft.layouts import ONLY, Evidence, find_layout
 from weights.draft.norms import resolve_norms
 from weights.draft.sources import Sources
+from weights.families.table import FAMILIES
 from weights.fields import Fields, Range, layer_types, read_json_object, refuse_values
 from weights.files.header import TensorEntry
 from weights.files.reader import Reader
@@ -72,12 +73,12 @@ def _config(sources: Sources) -> EagleConfig:
     V, W = _vocabulary(sources)
     Dt = _target_hidden_size(sources, layer.hidden_size)
     has_fc, boundaries = _features(sources, entry, Dt)
-    has_window = "sliding_attention" in layer_types(fields)
-    has_window = has_window or fields.get(bool, "use_sliding_window", False)
+    num_layers = _num_layers(sources)
+    layer = dataclasses.replace(layer, window=_window(sources, num_layers))
     config = EagleConfig(
         format=sources.layout.name,
         layer=layer,
-        num_layers=_num_layers(sources),
+        num_layers=num_layers,
         vocab_size=V,
         draft_vocab_size=W,
         target_hidden_size=Dt,
@@ -87,7 +88,6 @@ def _config(sources: Sources) -> EagleConfig:
         has_fc=has_fc,
         fc_bias=_fc_bias(sources, entry),
         has_d2t=sources.has("d2t") or W != V,
-        sliding_window=fields.need(int, "sliding_window") if has_window else None,
     )
     config = dataclasses.replace(
         resolve_norms(sources, config),
@@ -96,8 +96,6 @@ def _config(sources: Sources) -> EagleConfig:
     )
     log.add_read(fields, config, max_position_embeddings="max_position_embeddings")
     log.add("d2t", "offsets" if sources.has("d2t") else None, sources.presence("d2t"))
-    window = config.sliding_window
-    log.add("sliding_window", window, fields.source("layer_types", "use_sliding_window"))
     _check_borrowing(config, sources)
     return config
 
@@ -123,6 +121,19 @@ def _num_layers(sources: Sources) -> int:
         line = f"{where}: {num_layers} layers, but only {len(sources.held)} tensors"
         sources.fields.problems.add(line, fatal=True)
     return num_layers
+
+
+def _window(sources: Sources, num_layers: int) -> int | None:
+    """Read the window of all layers; the first entries of layer_types are the draft's."""
+    fields = sources.fields
+    is_sliding = [kind == "sliding_attention" for kind in layer_types(fields)[:num_layers]]
+    if any(is_sliding) and not all(is_sliding):
+        what = "layers with and without a window are not supported in one draft"
+        fields.problems.add(f"{fields.source('layer_types')}: {what}")
+    has_window = any(is_sliding) or fields.get(bool, "use_sliding_window", False)
+    window = fields.need(int, "sliding_window") if has_window else None
+    sources.log.add("sliding_window", window, fields.source("layer_types", "use_sliding_window"))
+    return window
 
 
 def _target_hidden_size(sources: Sources, hidden_size: int) -> int:
@@ -193,7 +204,8 @@ def _resolve_taps(sources: Sources, num_taps: int | None) -> tuple[int, ...]:
     """Which hidden states of the target a draft reads: boundary i is the stream entering layer i.
 
     Files name them as boundaries, or by the layer whose output it is (boundary - 1), and the two
-    look alike. The format decides; an id equal to the number of layers can only be a boundary.
+    look alike. The target's family decides, or else the format; an id equal to the number of layers
+    can only be a boundary.
     num_taps: how many fc takes, None if unknown
     """
     fields = sources.fields
@@ -203,7 +215,7 @@ def _resolve_taps(sources: Sources, num_taps: int | None) -> tuple[int, ...]:
     if sources.aux_layers is not None:
         boundaries, source = sources.aux_layers, "argument aux_layers (boundaries)"
     elif key and ids:
-        boundaries, source = _from_ids(ids, sources.layout, L, fields.source(key))
+        boundaries, source = _from_ids(ids, sources, fields.source(key))
         is_moved = boundaries != ids
         other = ids if is_moved else tuple(i + 1 for i in ids)
         if L is None or max(other) <= L:
@@ -231,9 +243,12 @@ def _resolve_taps(sources: Sources, num_taps: int | None) -> tuple[int, ...]:
     return boundaries
 
 
-def _from_ids(
-    ids: tuple[int, ...], layout: Layout, L: int | None, source: str
-) -> tuple[tuple[int, ...], str]:
+def _from_ids(ids: tuple[int, ...], sources: Sources, source: str) -> tuple[tuple[int, ...], str]:
+    target, layout = sources.target, sources.layout
+    L = None if target is None else target.num_layers
+    if target is not None and FAMILIES[target.model_type].names_boundaries:
+        title = FAMILIES[target.model_type].title
+        return ids, f"{source} (boundaries, as all heads for {title} have them)"
     if layout.layer_ids == "boundary":
         return ids, f"{source} (boundaries, as {layout.name} has them)"
     if L is not None and max(ids) == L:

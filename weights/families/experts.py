@@ -1,29 +1,35 @@
 """The experts of a target: how many, who has them, and what the router's weights add up to."""
 
-from weights.config import ExpertsConfig
+from weights.config import Clamp, ExpertsConfig, Form
 from weights.families.family import ExpertsRow
 from weights.fields import Fields
 from weights.report import Log
 
 NUM = ("num_experts", "num_local_experts")  # transformers 5 writes the second for the first
+PER_TOKEN = ("num_experts_per_tok", "experts_per_token")  # the second is gpt-oss's older name
+BLOCK = 32  # columns of an MXFP4 weight that share a scale
 TENSORS = 3  # of an expert whose files have it apart from others
 
 
-def read_experts(fields: Fields, row: ExpertsRow, log: Log) -> ExpertsConfig:
+def read_experts(fields: Fields, row: ExpertsRow, form: Form, log: Log) -> ExpertsConfig:
     """Read what all layers of experts have in common."""
     switch = row.renormalise
     experts = ExpertsConfig(
-        num=_read_num(fields, row.num),
-        per_token=fields.get(int, "num_experts_per_tok", row.per_token),
+        num=_read_one_of(fields, NUM, row.num),
+        per_token=_read_one_of(fields, PER_TOKEN, row.per_token),
         width=_read_width(fields, row),
         renormalise=fields.get(bool, switch, False) if isinstance(switch, str) else switch,
         is_stacked=row.is_stacked,
+        is_turned=row.is_turned,
+        has_biases=row.has_biases,
+        clamp=_read_clamp(fields, row.clamp, log),
+        form=form,
     )
     if experts.per_token > experts.num:
         what = f"num_experts_per_tok is {experts.per_token}, and there are {experts.num} experts"
         fields.add_problem(what, fatal=True)
     log.add("num_experts", experts.num, fields.source(*NUM))
-    log.add("experts_per_token", experts.per_token, fields.source("num_experts_per_tok"))
+    log.add("experts_per_token", experts.per_token, fields.source(*PER_TOKEN))
     log.add("expert_width", experts.width, fields.source(row.width))
     source = fields.source(switch) if isinstance(switch, str) else "the model family"
     log.add("renormalise", experts.renormalise, source)
@@ -51,9 +57,18 @@ def check_count(fields: Fields, experts: ExpertsConfig, num_layers: int, num_ten
         fields.problems.add(f"{fields.source(*NUM)}: {counts}", fatal=True)
 
 
-def _read_num(fields: Fields, default: int) -> int:
-    found = {key: fields.find(int, key) for key in NUM if key in fields}
-    if len(found) == len(NUM) and len(set(found.values())) > 1:
+def check_blocks(fields: Fields, hidden_size: int, width_key: str, width: int) -> None:
+    """Refuse products whose rows are no whole blocks of a scale."""
+    for key, size in (("hidden_size", hidden_size), (width_key, width)):
+        if size % BLOCK:
+            line = f"{key} is {size}, a multiple of {BLOCK} is needed for MXFP4"
+            fields.add_problem(line, fatal=True)
+
+
+def _read_one_of(fields: Fields, keys: tuple[str, ...], default: int) -> int:
+    """Read a number that has several names; those that are there must agree."""
+    found = {key: fields.find(int, key) for key in keys if key in fields}
+    if len(set(found.values())) > 1:
         named = " and ".join(f"{key} is {value}" for key, value in found.items())
         fields.add_problem(f"{named}: keep one", fatal=True)
     return next((value for value in found.values() if value is not None), default)
@@ -63,3 +78,14 @@ def _read_width(fields: Fields, row: ExpertsRow) -> int:
     if row.default_width is None:
         return fields.need(int, row.width)
     return fields.get(int, row.width, row.default_width)
+
+
+def _read_clamp(fields: Fields, default: Clamp | None, log: Log) -> Clamp | None:
+    if default is None:
+        return None
+    clamp = Clamp(
+        limit=fields.get(float, "swiglu_limit", default.limit),
+        alpha=fields.get(float, "swiglu_alpha", default.alpha),
+    )
+    log.add_read(fields, clamp, limit="swiglu_limit", alpha="swiglu_alpha")
+    return clamp

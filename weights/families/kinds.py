@@ -3,8 +3,10 @@
 import dataclasses
 
 from weights.config import LayerKind
-from weights.families.experts import check_count, have_experts, read_experts
+from weights.families.experts import check_blocks, check_count, have_experts, read_experts
 from weights.families.family import Family
+from weights.families.form import read_form
+from weights.families.windows import read_windows
 from weights.fields import Fields, check_layer
 from weights.report import Log
 from weights.rope import read_rope, rope_source
@@ -17,13 +19,26 @@ def read_layers(
 
     num_tensors: in the files; more experts than these are not even named
     """
+    kinds = _read_kinds(fields, family, num_layers, num_tensors, log)
+    each = tuple(zip(kinds, read_windows(fields, family, num_layers, log), strict=True))
+    shared = {(kind, window): dataclasses.replace(kind, window=window) for kind, window in each}
+    return tuple(shared[pair] for pair in each)
+
+
+def _read_kinds(
+    fields: Fields, family: Family, num_layers: int, num_tensors: int, log: Log
+) -> tuple[LayerKind, ...]:
+    """Read all but their windows."""
     row = family.experts
+    form = read_form(fields, family, log)
     if row is None:
         return (_read_kind(fields, family, log, is_dense=True),) * num_layers
     is_sparse = have_experts(fields, row, num_layers, log)
     base = _read_kind(fields, family, log, is_dense=not all(is_sparse))
-    experts = read_experts(fields, row, log)
+    experts = read_experts(fields, row, form, log)
     check_count(fields, experts, sum(is_sparse), num_tensors)
+    if form == "mxfp4":
+        check_blocks(fields, base.hidden_size, row.width, experts.width)
     sparse = dataclasses.replace(base, intermediate_size=0, experts=experts)
     return tuple(sparse if each else base for each in is_sparse)
 
@@ -41,11 +56,12 @@ def _read_kind(fields: Fields, family: Family, log: Log, is_dense: bool) -> Laye
         num_kv_heads=fields.get(int, "num_key_value_heads", num_heads),
         head_dim=fields.get(int, "head_dim", head_dim),
         rms_norm_eps=fields.get(float, "rms_norm_eps", family.rms_norm_eps),
-        rope=read_rope(fields, family.rope_theta),
-        qkv_bias=_switch(fields, family.qkv_bias),
-        o_bias=_switch(fields, family.o_bias),
-        mlp_bias=_switch(fields, family.mlp_bias),
+        rope=read_rope(fields, family.rope_theta, family.rope),
+        qkv_bias=_switch(fields, family, family.qkv_bias),
+        o_bias=_switch(fields, family, family.o_bias),
+        mlp_bias=_switch(fields, family, family.mlp_bias),
         qk_norm=family.qk_norm,
+        has_sinks=family.has_sinks,
         attention_scale=_multiplier(fields, "attention_multiplier") if has_multipliers else None,
         residual_multiplier=_multiplier(fields, "residual_multiplier") if has_multipliers else 1.0,
     )
@@ -66,8 +82,10 @@ def _read_kind(fields: Fields, family: Family, log: Log, is_dense: bool) -> Laye
     return kind
 
 
-def _switch(fields: Fields, switch: bool | str) -> bool:
-    return fields.get(bool, switch, False) if isinstance(switch, str) else switch
+def _switch(fields: Fields, family: Family, switch: bool | str) -> bool:
+    if isinstance(switch, str):
+        return fields.get(bool, switch, family.bias_default)
+    return switch
 
 
 def _multiplier(fields: Fields, key: str) -> float:

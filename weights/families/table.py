@@ -1,14 +1,17 @@
 """The rows, by model_type.
 
 Facts: transformers, models/MODEL_TYPE/{configuration,modeling}_*.py; names of tensors:
-conversion_mapping.py there.
+conversion_mapping.py there. What heads for gpt-oss mean by ids of layers: SGLang's issue 32334, in
+which NVIDIA's, read as outputs, lost a state and agreed less.
 """
 
+from weights.config import Clamp
 from weights.families.family import ExpertsRow, Family
 from weights.rename import Row
 
 MIXTRAL = "Mixtral's own"
 GRANITE = "Granite-MoE's own"
+GPT_OSS = "gpt-oss's own"
 
 FAMILIES = {
     "llama": Family(
@@ -102,6 +105,40 @@ FAMILIES = {
             Row(r"\.block_sparse_moe\.output_linear\.weight$", ".mlp.experts.down_proj", GRANITE),
         ),
         experts=ExpertsRow(num=8, per_token=2, width="intermediate_size", is_stacked=True),
+    ),
+    "gpt_oss": Family(
+        title="gpt-oss",
+        architecture="GptOssForCausalLM",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        bias_default=True,
+        has_sinks=True,
+        head_dim=64,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-5,
+        rope_theta=150000.0,
+        rope={
+            **{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0},
+            **{"truncate": False, "original_max_position_embeddings": 4096},
+        },
+        has_window=True,
+        sliding_window=128,
+        sliding=(True, False),
+        forms=("plain", "mxfp4"),
+        names_boundaries=True,
+        names=(
+            Row(r"\.mlp\.router\.", ".mlp.gate.", GPT_OSS),
+            Row(r"\.experts\.(gate_up|down)_proj$", r".experts.\1_proj_turned", GPT_OSS),
+        ),
+        experts=ExpertsRow(
+            num=128,
+            per_token=4,
+            width="intermediate_size",
+            is_stacked=True,
+            is_turned=True,
+            has_biases=True,
+            clamp=Clamp(limit=7.0, alpha=1.702),
+        ),
     ),
 }
 

@@ -1,12 +1,14 @@
 """Bytes to tensors: read, and cast to one dtype.
 
-The arranged tensors (arrange.py) are allocated first, then filled piece by piece. What a GPU takes
-as it is stored goes through pinned memory: threads read chunks into buffers that take turns, and
+The arranged tensors (arrange.py) are allocated first, then filled piece by piece; a tensor whose
+elements change places is there twice for a moment. What a GPU takes as it is stored goes through
+pinned memory: threads read chunks into buffers that take turns, and
 the GPU copies. From pageable memory the
 driver copies one piece after another, however many threads ask: 16 GB take 1.6 s with 1 to 16
 threads, and 0.5 s this way (H200, files in the page cache).
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +18,7 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
-from weights.arrange import arrange
+from weights.arrange import Arrangement, arrange
 from weights.bars import bar
 from weights.files.header import TORCH_DTYPES, TensorEntry
 from weights.files.part import Part
@@ -27,6 +29,7 @@ from weights.shapes import Shapes
 THREADS = 8
 BUFFERS = 2 * THREADS
 CHUNK = 8 << 20  # bytes of a buffer
+SOME = 16  # experts whose elements change places at a time
 
 
 def read_tensors(
@@ -47,25 +50,57 @@ def read_tensors(
     plan = arrange(wanted)
     tensors = plan.empty(dtype, device)
     places = plan.pieces(tensors)
-    total = sum(x.numel() * reader.dtype(held[name].name).itemsize for name, x in places.items())
-    options = {"total": total, "unit": "B", "unit_scale": True, "desc": reader.directory.name}
-    with bar(is_wanted=progress, **options) as shown:
+    sizes = {
+        name: math.prod(wanted[name]) * reader.dtype(held[name].name).itemsize for name in places
+    }
+    options = {"total": sum(sizes.values()), "unit": "B", "unit_scale": True}
+    with bar(is_wanted=progress, desc=reader.directory.name, **options) as shown:
         jobs: list[CopyJob] = []
         for name, place in places.items():
             key, part = held[name].name, parts.get(name)
+            if name in plan.moves:
+                continue
             if place.is_cuda and place.dtype == reader.dtype(key):
                 jobs.append(CopyJob(reader, key, 0, as_bytes(place), part))
             else:
                 reader.read_into(key, place, part)
-                shown.update(place.numel() * reader.dtype(key).itemsize)
+                shown.update(sizes[name])
         for num_bytes in copy_all(jobs, torch.device(device)) if jobs else ():
             shown.update(num_bytes)
-    stored = Counter(held[name].dtype for name in wanted)
-    for kind, count in stored.items():
+        for name, move in plan.moves.items():
+            stored = _read(reader, held[name].name, device, parts.get(name))
+            for first in range(0, len(stored), SOME):
+                places[name][first : first + SOME] = move.run(stored[first : first + SOME])
+            shown.update(sizes[name])
+    _note_casts(wanted, held, plan, dtype, log)
+    return tensors
+
+
+def _read(reader: Reader, key: str, device: torch.device | str, part: Part | None) -> Tensor:
+    """Read a tensor as it is stored."""
+    if torch.device(device).type == "cpu":
+        return reader.read(key, device, part)
+    entry = reader.entries[key]
+    shape = entry.shape if part is None else part.shape_in(entry.shape)
+    stored = torch.empty(shape, dtype=reader.dtype(key), device=device)
+    for _ in copy_all([CopyJob(reader, key, 0, as_bytes(stored), part)], torch.device(device)):
+        pass
+    return stored
+
+
+def _note_casts(
+    wanted: Shapes,
+    held: dict[str, TensorEntry],
+    plan: Arrangement,
+    dtype: torch.dtype,
+    log: Log,
+) -> None:
+    """Note how many tensors are cast to the model's dtype."""
+    cast = (name for name in wanted if plan.places[name].whole not in plan.dtypes)
+    for kind, count in Counter(held[name].dtype for name in cast).items():
         if TORCH_DTYPES[kind] != dtype:
             new = str(dtype).removeprefix("torch.")
             log.note(f"{count} tensors stored as {kind} are cast to {new}")
-    return tensors
 
 
 @dataclass(frozen=True, slots=True)

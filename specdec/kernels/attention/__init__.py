@@ -17,6 +17,12 @@ tensor cores like the values, so nothing depends on how a tile lies across threa
 same bits every way. That holds for query tiles of 64 rows and more too, which take wgmma:
 tests/specdec/kernels/test_query_tiles.py asks a GPU.
 
+A row with a window sees the last `window` keys up to its own. A tile of keys is read if some row of
+the query tile sees one of it. Where a row sees none, its partial result stays as it is, so bits do
+not depend on which tiles are left out. Most splits of a small window have one tile, and are not
+shared; all slots have about as many keys in a window, so none is long. A row's splits are added to
+nothing, or to its head's sink: a learned score without a value.
+
 To be read in this order:
 1. query_rows.py: what a pass says of its rows and keys;
 2. launch.py: the kernels of a pass, with launch_plan.py (which of them, and how the rows are cut)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.attention import launch_plan
-from specdec.kernels.attention.launch_plan import HeadShape, Launch
+from specdec.kernels.attention.launch_plan import HeadShape, Launch, keys_of_window
 from specdec.kernels.attention.query_rows import QueryRows
 from specdec.kernels.attention.splits import num_splits
 
@@ -37,6 +37,15 @@ class Pass(NamedTuple):
     scale: float  # of scores
     constants: Mapping[str, object]
     options: Mapping[str, object]
+
+    @property
+    def most_splits(self) -> int:
+        """Bound the splits that a query tile sees."""
+        if self.heads.window is None:
+            return self.parts.num_splits
+        # no split is shorter than a tile
+        keys = keys_of_window(self.heads.window, self.plan.tokens)
+        return min(self.parts.num_splits, -(-keys // 64) + 1)
 
     @property
     def is_uniform(self) -> bool:

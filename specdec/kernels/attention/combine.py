@@ -9,7 +9,7 @@ from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.launch_plan import COLUMNS
 from specdec.kernels.attention.parts import add_parts, columns_of_lanes, drop_parts, load_parts
 from specdec.kernels.attention.shared_splits import last_positions, shared_slots
-from specdec.kernels.attention.splits import add_part, split_of
+from specdec.kernels.attention.splits import add_part, first_seen, sink_of, split_of
 from specdec.kernels.attention.tile_rows import OF_SLOTS, rows_of_slot
 from specdec.kernels.attention.wide_splits import merged_before, num_sharing, walk_programs
 from specdec.kernels.head_columns import block_of
@@ -42,7 +42,7 @@ def prepare_combine(given: Pass) -> Repeated:
     return Repeated(
         _combine_kernel,
         grid,
-        then=(*tensors, *lengths, *programs, parts.num_splits, *need().values()),
+        then=(*tensors, *lengths, *programs, parts.num_splits, heads.window, *need().values()),
         constants={
             **given.constants,
             "IS_SUMMED": not given.plan.is_split,
@@ -77,9 +77,13 @@ def _reserved(num_programs: int, is_wide: bool, device: torch.device) -> int:
     return min((ALL if is_wide else LEFT) // (share + 1), MOST_RESERVED)
 
 
-@jit(varying=("positions_ptr", "path_starts_ptr", "query_len", "B", "sharers", "fewer", "NS"))
+OF_ROWS = "positions_ptr", "path_starts_ptr", "query_len", "B", "sharers", "fewer", "NS"
+
+
+@jit(varying=(*OF_ROWS, "window", "sinks_ptr"))
 def _combine_kernel(
     out_ptr,  # [T, H, C]
+    sinks_ptr,  # [H] float32, or None
     acc_ptr,  # [T, H, NS, C] float32
     stats_ptr,  # [T, H, NS, 2] float32
     positions_ptr,  # [T]
@@ -89,6 +93,7 @@ def _combine_kernel(
     sharers,  # of wide_walk.py, or None, as the next; see wide_splits.py
     fewer,
     NS,
+    window,  # keys that a row sees, or None: all
     needed_ptr,  # [1] or None; see needed.py
     H: tl.constexpr,
     G: tl.constexpr,
@@ -117,8 +122,13 @@ def _combine_kernel(
         begin = tl.load(path_starts_ptr + b, cache_modifier=".cg").to(tl.int32)
         merged = merged_before(begin, num_sharing(begin, sharers, fewer))
         first = tl.maximum(merged - 1, 0)
+    if window is not None and not IS_SUMMED:
+        first = split_of(first_seen(position, window)).to(tl.int32)
     # a row of padding may end before the first
     num_parts = tl.maximum(parts_of(position) - first, 1)
+    sink = None
+    if sinks_ptr is not None:  # with IS_SUMMED the walk began with it
+        sink = sink_of(sinks_ptr, head, True)
     wait_for_inputs_knowing(first, num_parts, PDL)
     if is_needed:
         column = tl.program_id(2) * COLUMNS
@@ -126,7 +136,9 @@ def _combine_kernel(
         if IS_SUMMED:
             total, acc = add_last_parts(parts, column, PART)
         else:
-            total, acc = add_parts(parts, num_parts, column, PART, AT_ONCE, PDL)
+            total, acc = add_parts(parts, num_parts, column, sink, PART, AT_ONCE, PDL)
+        if window is not None:  # a row of padding may see no key
+            total = tl.where(total == 0.0, 1.0, total)
         store_row(out_ptr, t * H + head, total, acc, column, COLUMNS, C)
 
 
@@ -152,9 +164,10 @@ def prepare_combine_long(given: Pass) -> Repeated:
     )
 
 
-@jit(varying=OF_SLOTS)
+@jit(varying=(*OF_SLOTS, "sinks_ptr"))
 def _combine_long_kernel(
     out_ptr,  # [T, H, C]
+    sinks_ptr,  # [H] float32, or None
     acc_ptr,  # [most x query_len, H, NS, C] float32
     stats_ptr,  # [most x query_len, H, NS, 2] float32
     positions_ptr,  # [T]
@@ -199,7 +212,10 @@ def _combine_long_kernel(
             column = item % heads // H * COLUMNS
             parts = acc_ptr, stats_ptr, (part_row.to(tl.int64) * H + head) * NS
             num_parts = parts_of(tl.load(positions_ptr + t))
-            total, acc = add_parts(parts, num_parts, column, PART, AT_ONCE, PDL)
+            sink = None
+            if sinks_ptr is not None:
+                sink = sink_of(sinks_ptr, head, True)
+            total, acc = add_parts(parts, num_parts, column, sink, PART, AT_ONCE, PDL)
             store_row(out_ptr, t * H + head, total, acc, column, COLUMNS, C)
 
 

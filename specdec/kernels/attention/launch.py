@@ -24,55 +24,75 @@ from specdec.kernels.prompt.attention import PromptAttention, is_fit
 
 
 def paged_attention(
-    q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float | None = None
+    q_THC: Tensor,
+    out_THC: Tensor,
+    cache: Tensor,
+    rows: QueryRows,
+    scale: float | None = None,
+    window: int | None = None,
+    sinks_H: Tensor | None = None,
 ) -> None:
     """Overwrite the first rows of out_THC with their attention, as many as `rows` has.
 
-    cache: [2, N + 1, G, S, C] of one layer
-    scale: of scores, above 0; None: C^-0.5
+    cache:   [2, N + 1, G, S, C] of one layer
+    scale:   of scores, above 0; None: C^-0.5
+    window:  a row at position p sees keys p - window < k <= p; None: all up to p
+    sinks_H: float32, one more score of each head, scaled already, that has no value
     """
     how = pick(q_THC, launch_paged_attention, paged_attention_ref)
-    how(q_THC, out_THC, cache, rows, scale)
+    how(q_THC, out_THC, cache, rows, scale, window, sinks_H)
 
 
 def launch_paged_attention(
-    q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float | None = None
+    q_THC: Tensor,
+    out_THC: Tensor,
+    cache: Tensor,
+    rows: QueryRows,
+    scale: float | None = None,
+    window: int | None = None,
+    sinks_H: Tensor | None = None,
 ) -> None:
-    kind = q_THC.shape[1:], cache.shape, scale
+    kind = q_THC.shape[1:], cache.shape, scale, window, sinks_H is None
     if kind not in rows.launches:
-        rows.launches[kind] = _prepare(q_THC, cache, rows, scale)
-    tensors = out_THC, q_THC, *cache.unbind()
+        rows.launches[kind] = _prepare(q_THC, cache, rows, scale, window)
+    tensors = out_THC, q_THC, *cache.unbind(), sinks_H
     for each in rows.launches[kind]:
         each(*tensors)
 
 
 def _prepare(
-    q_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float | None
+    q_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float | None, window: int | None
 ) -> list[Callable[..., None]]:
-    """Prepare the kernels of each layer of this kind."""
+    """Prepare the kernels of each layer of this kind, called with out, q, k, v and sinks."""
     _, _, G, S, C = cache.shape
     group = q_THC.shape[1] // G
     scale = C**-0.5 if scale is None else scale
     if takes_prompt_kernel(rows, group, S, C, q_THC.dtype, is_hopper(q_THC.device)):
-        return [PromptAttention(q_THC, cache, rows, scale)]
-    given = _pass_of(q_THC, cache, rows, scale)
+        return [PromptAttention(q_THC, cache, rows, scale, window)]
+    given = _pass_of(q_THC, cache, rows, scale, window)
     plan = given.plan
     if plan.is_helped:
         walk = prepare_walk(given)
         # adding up waits for what was shared, and runs beside the walk of the other slots
-        share, combine = prepare_share(given), prepare_combine_long(given)
-        return [lambda _, *tensors: share(*tensors), lambda out, *_: combine(out), walk]
+        share, combine = _of_keys(prepare_share(given)), prepare_combine_long(given)
+        return [share, _of_results(combine), walk]
     if plan.teams:
-        share, combine = prepare_share(given), prepare_combine(given)
-        return [lambda _, *tensors: share(*tensors), lambda out, *_: combine(out)]
+        return [_of_keys(prepare_share(given)), _of_results(prepare_combine(given))]
     if plan.is_split or plan.has_paths:
-        walk, combine = prepare_walk(given), prepare_combine(given)
-        launches: list[Callable[..., None]] = [walk, lambda out, *_: combine(out)]
+        adds_up = _of_results(prepare_combine(given))
+        launches: list[Callable[..., None]] = [prepare_walk(given), adds_up]
         if plan.is_wide:
-            wide = WideWalk(given, q_THC, cache)
-            launches.insert(0, lambda _, *tensors: wide(*tensors))
+            launches.insert(0, _of_keys(WideWalk(given, q_THC, cache)))
         return launches
     return [prepare_walk(given)]
+
+
+def _of_keys(kernel: Callable[..., None]) -> Callable[..., None]:
+    return lambda out, q, k, v, sinks: kernel(q, k, v)
+
+
+def _of_results(kernel: Callable[..., None]) -> Callable[..., None]:
+    return lambda out, q, k, v, sinks: kernel(out, sinks)
 
 
 def _plan_of(rows: QueryRows, heads: HeadShape, S: int) -> Launch:
@@ -88,10 +108,12 @@ def _plan_of(rows: QueryRows, heads: HeadShape, S: int) -> Launch:
     )
 
 
-def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float) -> Pass:
+def _pass_of(
+    q_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float, window: int | None = None
+) -> Pass:
     _, H, C = q_THC.shape
     _, _, G, S, _ = cache.shape
-    heads = HeadShape(H // G, G, C, q_THC.element_size())
+    heads = HeadShape(H // G, G, C, q_THC.element_size(), window)
     plan = _plan_of(rows, heads, S)
     if plan.is_wide:
         # slots of different lengths, and launches that may turn out not to be needed, are walk.py's

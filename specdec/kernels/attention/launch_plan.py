@@ -31,6 +31,8 @@ MANY_TILES, FEW_SHARERS = 64, 264
 # query rows of a tile, and registers of a thread, with which three programs of four warps fit a
 # multiprocessor in place of two
 FEWER_REGISTERS = 32, 168
+# Keys that a query tile may have to walk for a window up to which its splits are not shared.
+FEW_KEYS = 512
 SHARING_ROWS = 32  # query rows for which tiles are made larger than slots usually need
 PATH_ROWS = 64  # of a tile, at most, where rows have paths
 # wide_walk.py walks the shared keys of paths with more query rows than PATH_ROWS, where it can run
@@ -55,12 +57,13 @@ def key_bounds(most_keys: int | None) -> list[int | None]:
 
 
 class HeadShape(NamedTuple):
-    """group: query heads of each of the G kv heads."""
+    """group: query heads of each of the G kv heads. window: keys that a row sees; None: all."""
 
     group: int
     G: int
     C: int
     itemsize: int  # bytes of an element of queries and keys
+    window: int | None = None
 
     @property
     def key_bytes(self) -> int:
@@ -159,18 +162,22 @@ def plan_launch(
     """Plan the launch of B batch slots.
 
     usual_query_len: as in QueryRows; tiles are made for it. most_keys: that a slot can have; None:
-    any number
+    any number. Slots that see a window have about as many keys each, and none is long.
     """
     usual = usual_query_len or max_query_len
     is_round = max_query_len <= MAX_SPLIT_TOKENS
     tile = query_tile(usual * heads.group, heads)
     is_split = (is_round or has_paths) and _programs(B, usual, tile, heads) < _full(has_paths)
+    is_windowed = heads.window is not None
+    if heads.window is not None and keys_of_window(heads.window, max_query_len) <= FEW_KEYS:
+        is_split = False
     if is_split and has_paths:
         tile = query_tile(min(usual * heads.group, PATH_ROWS), heads)
     elif is_split:
         tile = _sharing_tile(B, usual, max_query_len, heads)
     of_slot = _programs(1, usual, tile, heads)
     may_be_long = ALONE_KEYS is not None and (most_keys is None or most_keys > ALONE_KEYS)
+    may_be_long = may_be_long and not is_windowed
     is_helped = may_be_long and of_slot < FULL and is_round and not has_paths and not is_split
     sharers, teams, registers = 1, 0, None
     if is_helped or (is_split and B > 1 and not has_paths):
@@ -183,7 +190,7 @@ def plan_launch(
         if has_paths:
             most = FEW_SHARERS if B * of_slot >= MANY_TILES else PATH_SHARERS
         sharers = -(-most // (B * of_slot))
-    is_wide = is_split and has_paths and usual * heads.group > PATH_ROWS
+    is_wide = is_split and has_paths and usual * heads.group > PATH_ROWS and not is_windowed
     is_wide = is_wide and (most_keys is None or most_keys > WIDE_FROM)
     return Launch(
         tile,
@@ -225,6 +232,11 @@ def plan_listed(heads: HeadShape) -> Launch:
         is_wide=False,
         columns=0,
     )
+
+
+def keys_of_window(window: int, tokens: int) -> int:
+    """Bound the keys in the tiles of 64 that this many consecutive rows see."""
+    return window + tokens + 62
 
 
 def _columns(num_rows: int, heads: HeadShape) -> int:

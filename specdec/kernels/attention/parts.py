@@ -6,22 +6,22 @@ added one after another, so the bits are those of a program that adds each as so
 """
 
 from specdec.kernels import constexpr_function, jit, tl
-from specdec.kernels.attention.splits import add_part
-from specdec.kernels.head_columns import columns, inside_columns
+from specdec.kernels.attention.splits import add_part, split_of
+from specdec.kernels.head_columns import block_of, columns, inside_columns
 from specdec.kernels.kept import drop_lines, store_kept
 from specdec.kernels.overlap import loads_come_first
 
 
 @jit
 def add_parts(
-    parts, num_parts, column, PART: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr
+    parts, num_parts, column, sink, PART: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr
 ):
     """Add up the stored partial results of one row, to one without its peak.
 
     Totals [lanes, 1], values [lanes, COLUMNS // lanes] from `column` on: each lane of a warp has
     peaks and totals beside its own columns, so that no number changes lanes. The bits are those of
     `add_part`, one after another. PART: COLUMNS, C, and columns of a line of the cache, which is to
-    forget them; 0: it is not. AT_ONCE: of few parts, and of many.
+    forget them; 0: it is not. AT_ONCE: of few parts, and of many. sink: of the row's head, or None.
     """
     COLUMNS: tl.constexpr = PART[0]
     FEW: tl.constexpr = AT_ONCE[0]
@@ -29,6 +29,9 @@ def add_parts(
     LANES: tl.constexpr = lanes_of(COLUMNS)
     peak = tl.full((LANES,), float("-inf"), tl.float32)
     total = tl.zeros((LANES,), tl.float32)
+    if sink is not None:
+        total = tl.full((LANES,), 1.0, tl.float32)
+        peak = total * sink
     acc = tl.zeros((LANES, COLUMNS // LANES), tl.float32)
     if num_parts <= FEW:
         few = load_parts(parts, 0, num_parts, column, PART, FEW)
@@ -107,6 +110,20 @@ def store_part(parts, index, peak, total, acc, C: tl.constexpr):
     store_kept(stats_ptr + at * 2 + 1, total, inside)
     acc_at = acc_ptr + at[:, None] * C + c[None, :]
     store_kept(acc_at, acc, inside_columns(inside, C))
+
+
+@jit
+def store_padding(parts, positions_ptr, t, position, first_split, C: tl.constexpr):
+    """Leave zeros for rows of padding whose positions no split reaches: combine.py looks there.
+
+    position: [rows] as `tile_of` has it
+    """
+    acc_ptr, stats_ptr, first, inside = parts
+    found = tl.load(positions_ptr + t, mask=inside, other=0, cache_modifier=".cg")
+    split = split_of(found)
+    is_padding = inside & (found < position) & (split < first_split)
+    ones, zeros = tl.full(t.shape, 1.0, tl.float32), tl.zeros((t.shape[0], block_of(C)), tl.float32)
+    store_part((acc_ptr, stats_ptr, first, is_padding), split, ones, ones, zeros, C)
 
 
 @jit

@@ -28,11 +28,12 @@ from specdec.kernels.attention.splits import (
     attend_tile,
     attend_tile_ref,
     first_block,
+    first_seen,
     no_keys,
     split_of,
     split_start,
 )
-from specdec.kernels.attention.tile_rows import load_queries
+from specdec.kernels.attention.tile_rows import load_queries, positions_of_paths
 from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.invariant import ROWS as TILE_ROWS
 from specdec.kernels.kept import store_kept
@@ -74,8 +75,9 @@ def attend_paths(
     place: the piece, and the slot's rows; first all nodes in the split in which paths begin, then
     all in the next one, if one gets there. workspace: values, peaks and totals, results of a row.
     path: the caches and blocks, positions, slots of the rows' paths, where these start, how many
-    slots a row has. how: factor of scores, whether it is needed, see `begin_beside`. SIZES: H, G,
-    S, C. CUT: IS_SPLIT and GROUP of walk.py, rows of a product, columns for keys that nodes share
+    slots a row has. how: factor of scores, whether it is needed, see `begin_beside`, the window.
+    SIZES: H, G, S, C. CUT: IS_SPLIT and GROUP of walk.py, rows of a product, columns for keys that
+    nodes share
     """
     H: tl.constexpr = SIZES[0]
     G: tl.constexpr = SIZES[1]
@@ -87,7 +89,7 @@ def attend_paths(
     ROWS: tl.constexpr = CUT[2]
     SHARED: tl.constexpr = CUT[3]
     piece, row_start, row_end, g = place
-    scale, is_needed, is_beside = how
+    scale, is_needed, is_beside, window = how
     acc_ptr, stats_ptr, NS = workspace
     keys, positions_ptr, slots_ptr, path_start, D1 = path
     path_tile = path_start // S * S
@@ -118,8 +120,12 @@ def attend_paths(
     last = tl.max(tl.where(has_keys, position, -1), axis=0)
     first_tile = tl.maximum(path_tile, begin)  # in which the rows have keys of their own
     end = tl.minimum(split_start(split + 1), tl.maximum(last, first_tile) + 1)
-    rows = first_row, row_end, shift, positions_ptr, slots_ptr, path_start, D1
-    block = first_block(keys, split, path_tile - 1, S)
+    at, first, first_key, seen_from = None, None, None, None
+    if window is not None:
+        at, first = positions_of_paths(t, inside, positions_ptr, path_start)
+        first_key, seen_from = first_seen(first, window), first_seen(at, window)
+    rows = first_row, row_end, shift, positions_ptr, slots_ptr, path_start, D1, first_key, window
+    block = first_block(keys, split, first, path_tile - 1, window, S)
     slot = _slots_of_tile(rows, keys, first_tile, -1, S, SHARED)
     begin_beside(is_beside, PDL)
     # Up to 1,024 keys, and often beyond: a program asks for all that it needs at once, one
@@ -142,7 +148,7 @@ def attend_paths(
         only, turns = -1, 0
         if is_one_tile:
             peak, total, acc = no_keys(ROWS, C)
-            is_seen = _is_seen(slot, node, shift, SHARED)
+            is_seen = _is_seen(slot, node, shift, first_tile, seen_from, SHARED)
             peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
             store_part((acc_ptr, stats_ptr, first_part, is_stored), 0, peak, total, acc, C)
             only, turns = 0, tl.where(_are_numbers(acc), 0, nodes)
@@ -152,14 +158,25 @@ def attend_paths(
             shared_peak, shared_total, shared_acc = no_keys(ROWS, C)
             if begin < path_tile:
                 shared_peak, shared_total, shared_acc = attend_split(
-                    q, keys, block, None, None, path_tile - 1, split, scale, g, SIZES, False
+                    q,
+                    keys,
+                    block,
+                    at,
+                    first,
+                    path_tile - 1,
+                    split,
+                    scale,
+                    g,
+                    window,
+                    SIZES,
+                    False,
                 )
             peak, total, acc = shared_peak, shared_total, shared_acc
             start = first_tile
             while only < turns:
                 k, v = _load_path_keys(keys, slot, g, G, S, C)
                 k, v = asked_for(k, PDL), asked_for(v, PDL)
-                is_seen = _is_seen(slot, node, shift, SHARED)
+                is_seen = _is_seen(slot, node, shift, start, seen_from, SHARED)
                 peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
                 start += S
                 if start >= end:
@@ -184,10 +201,17 @@ def _shift(num_keys, SHARED: tl.constexpr):
 
 
 @jit
-def _is_seen(slot, node, shift, SHARED: tl.constexpr):
-    """Say which columns of a tile each row sees. [rows, columns]"""
+def _is_seen(slot, node, shift, start, seen_from, SHARED: tl.constexpr):
+    """Say which columns of the tile at key `start` each row sees. [rows, columns]
+
+    seen_from: the first key of each row's window, or None
+    """
     i = tl.arange(0, slot.shape[0])
-    is_mine = (i < SHARED)[None, :] | (((i - SHARED) >> shift)[None, :] == node[:, None])
+    is_shared = (i < SHARED)[None, :]
+    is_own = ((i - SHARED) >> shift)[None, :] == node[:, None]
+    if seen_from is not None:
+        is_shared = is_shared & ((start + i)[None, :] >= seen_from[:, None])
+    is_mine = is_shared | is_own
     return (slot >= 0)[None, :] & is_mine
 
 
@@ -203,7 +227,7 @@ def _slots_of_tile(rows, keys, start, only, S: tl.constexpr, SHARED: tl.constexp
     First come those that all nodes share, up to the step of 16 keys in which paths begin. Then,
     node by node, those from this step on. only: of one node alone; -1: of all
     """
-    first_row, row_end, shift, positions_ptr, slots_ptr, path_start, D1 = rows
+    first_row, row_end, shift, positions_ptr, slots_ptr, path_start, D1, first_key, window = rows
     i = tl.arange(0, SHARED + S)
     node = (i - SHARED) >> shift
     shared = tl.maximum(path_start - start, 0) // 16 * 16 if SHARED > 0 else 0
@@ -218,7 +242,11 @@ def _slots_of_tile(rows, keys, start, only, S: tl.constexpr, SHARED: tl.constexp
     slot = tl.load(slots_ptr + row * D1 + j, mask=is_named, other=-1, cache_modifier=".cg")
     block = tl.load(keys[2] + start // S, mask=start < path_start, other=0, cache_modifier=".cg")
     slot = tl.where(is_named, slot.to(tl.int32), block.to(tl.int32) * S + column)
-    is_there = tl.where(i < SHARED, column < shared, is_own & (key <= position.to(tl.int32)))
+    is_shared, is_own = column < shared, is_own & (key <= position.to(tl.int32))
+    if window is not None:
+        is_shared = is_shared & (key >= first_key)
+        is_own = is_own & (key > position.to(tl.int32) - window)
+    is_there = tl.where(i < SHARED, is_shared, is_own)
     return tl.where(is_there, slot, -1)
 
 
@@ -244,7 +272,13 @@ def paths_of_tiles(paths: Paths, rows: Tensor, reqs: Tensor) -> Paths:
 
 
 def path_tails_ref(
-    q: Tensor, cache: Tensor, blocks: Tensor, position: Tensor, paths: Paths, part: Part
+    q: Tensor,
+    cache: Tensor,
+    blocks: Tensor,
+    position: Tensor,
+    paths: Paths,
+    part: Part,
+    window: int | None = None,
 ) -> Part:
     """Take each row's own keys into the partial results of the shared ones.
 
@@ -268,6 +302,8 @@ def path_tails_ref(
         block = blocks.gather(1, (start // S).clamp(max=blocks.shape[1] - 1)[:, None])
         slot = torch.where(j < 0, block[:, :, None] * S + key % S, named)
         is_seen = (slot >= 0) & (j < D1) & (key <= position.view(NT, R, 1))
+        if window is not None:
+            is_seen &= key > position.view(NT, R, 1) - window
         is_seen = is_seen.view(NT * R, 1, 1, 1, S)
         slot = slot.clamp(min=0).view(NT * R, S)
         kv = cache[:, slot // S, :, slot % S].float()  # [NT x 8, S, 2, G, C]

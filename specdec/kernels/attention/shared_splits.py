@@ -21,14 +21,18 @@ slots: positions [T], first rows [B + 1], B, rows of each slot (ragged: of the l
 from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.launch_plan import teams_for
-from specdec.kernels.attention.parts import store_part
+from specdec.kernels.attention.parts import store_padding, store_part
 from specdec.kernels.attention.splits import (
     attend_tile,
     block_at,
+    count_splits,
+    first_seen,
+    is_seen_by,
     load_keys,
     no_keys,
     split_of,
     split_start,
+    start_of,
 )
 from specdec.kernels.attention.tile_rows import (
     OF_SLOTS,
@@ -51,7 +55,10 @@ def prepare_share(given: Pass) -> Repeated:
     return Repeated(
         _share_splits_kernel,
         (plan.teams * plan.tiles * heads.G, 1, 1),
-        then=(*requests, plan.tiles, *given.numbers(), *given.limits(), *need().values()),
+        then=(
+            *(*requests, plan.tiles, *given.numbers(), *given.limits()),
+            *(heads.window, *need().values()),
+        ),
         constants={
             **given.constants,
             "IS_UNIFORM": given.is_uniform,
@@ -69,7 +76,7 @@ def prepare_share(given: Pass) -> Repeated:
     )
 
 
-@jit(varying=(*OF_SLOTS, "idx_ptr", "tiles"))
+@jit(varying=(*OF_SLOTS, "idx_ptr", "tiles", "window"))
 def _share_splits_kernel(
     q_ptr,  # [T, H, C]
     k_ptr,  # [N + 1, G, S, C]
@@ -89,6 +96,7 @@ def _share_splits_kernel(
     B,
     alone_keys,
     most,
+    window,  # keys that a row sees, or None: all
     needed_ptr,  # [1] or None; see needed.py
     H: tl.constexpr,
     G: tl.constexpr,
@@ -114,7 +122,10 @@ def _share_splits_kernel(
     if LONG:
         is_shared_slot, place = shared_slots(last_of_slots, alone_keys, most)
         last_of_slots = tl.where(is_shared_slot, last_of_slots, -1)
-    first_team, num_teams = _teams_of(last_of_slots + 1, teams)
+    num_keys = last_of_slots + 1
+    if window is not None:
+        num_keys = tl.minimum(num_keys, window + query_len)
+    first_team, num_teams = _teams_of(num_keys, teams)
     is_here = (team >= first_team) & (team < first_team + num_teams)
     b = tl.sum(tl.where(is_here, tl.arange(0, SLOTS), 0), axis=0)
     turn = tl.sum(tl.where(is_here, team - first_team, 0), axis=0)
@@ -127,15 +138,20 @@ def _share_splits_kernel(
             return
     row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
     keys = keys_of(state_row_of(b, idx_ptr), k_ptr, v_ptr, block_table_ptr, R, M)
-    t, head, inside, position, _, last = tile_of(
-        row_start + tile * TOKENS, row_end, g, positions_ptr, SIZES, TILE
+    t, head, inside, position, first, last = tile_of(
+        row_start + tile * TOKENS, row_end, g, positions_ptr, window, SIZES, TILE
     )
     is_busy = is_needed & (turn < sharers) & (row_start + tile * TOKENS < row_end)
-    is_busy = is_busy & (split_start(turn) <= last)
+    first_split = 0
+    if window is None:
+        is_busy = is_busy & (split_start(turn) <= last)
+    else:
+        is_busy = is_busy & (turn < count_splits(first, last, window))
+        first_split = split_of(first_seen(first, window))
     if not is_busy and program > 0:
         return  # without a wait: the first program waits for all
     split = split_of(tl.maximum(last, 0)) - turn
-    block = block_at(keys, split_start(split), last, S)
+    block = block_at(keys, start_of(split, first, window, S), last, S)
     begin_beside(0, PDL)
     if is_busy:
         q = load_queries(q_ptr, t, head, inside, H, C)
@@ -144,8 +160,12 @@ def _share_splits_kernel(
             rank = tl.sum(tl.where(is_here, place, 0), axis=0)
             part_row = rank * query_len + t - row_start
         parts = acc_ptr, stats_ptr, (part_row * H + head).to(tl.int64) * NS, inside
+        if window is not None:  # noqa: SIM102  # what is compiled
+            if turn == 0:
+                store_padding(parts, positions_ptr, t, position, first_split, C)
         own = split, 2 * (sharers - turn) - 1, 2 * turn + 1
-        _attend_own(q, keys, block, position, last, own, parts, scale, g, SIZES)
+        seen = first, last, first_split, window
+        _attend_own(q, keys, block, position, seen, own, parts, scale, g, SIZES)
 
 
 @jit
@@ -160,33 +180,35 @@ def _teams_of(num_keys, teams):
 
 
 @jit
-def _attend_own(q, keys, block, position, last, own, parts, scale, g, SIZES: tl.constexpr):
+def _attend_own(q, keys, block, position, seen, own, parts, scale, g, SIZES: tl.constexpr):
     """Leave the partial results of a program's splits, in one loop over their tiles.
 
+    seen: the first and the last position of the rows, the first split that they see, the window.
     own: the first split; how many splits before it the next one is, and how many before that the
     one after it, and so on in turn. block: of the first split's first key. SIZES: H, G, S, C
     """
     S: tl.constexpr = SIZES[2]
     C: tl.constexpr = SIZES[3]
+    first, last, first_split, window = seen
     split, step, other_step = own
     num_tiles = 0
-    while split >= 0:
+    while split >= first_split:
         end = tl.minimum(split_start(split + 1), last + 1)
-        num_tiles += ((end - split_start(split) + S - 1) // S).to(tl.int32)
+        num_tiles += ((end - start_of(split, first, window, S) + S - 1) // S).to(tl.int32)
         split -= step
         step, other_step = other_step, step
     split, step, other_step = own
     none, nothing, zeros = no_keys(q.shape[0], C)
     peak, total, acc = none, nothing, zeros
     s = tl.arange(0, S)
-    at = split_start(split)
+    at = start_of(split, first, window, S)
     for _ in range(num_tiles):
         k, v = load_keys(keys, block, at, last, g, SIZES, True)
         is_end = at + S >= tl.minimum(split_start(split + 1), last + 1)
         next_split = tl.where(is_end, split - step, split)
-        next_at = tl.where(is_end, split_start(next_split), at + S)
+        next_at = tl.where(is_end, start_of(next_split, first, window, S), at + S)
         block = block_at(keys, next_at, last, S)
-        is_seen = (at + s)[None, :] <= position[:, None]
+        is_seen = is_seen_by(position, at + s, window)
         peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
         if is_end:
             store_part(parts, split, peak, total, acc, C)

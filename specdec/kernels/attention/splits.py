@@ -49,22 +49,67 @@ def split_of(key):
 
 
 @jit
+def first_seen(position, window):
+    """Find the first key in the window of a row at this position."""
+    return tl.maximum(position - window + 1, 0)
+
+
+@jit
+def start_of(split, first, window, S: tl.constexpr):
+    """Find the first key of a split, or of the first tile that begins to matter to row `first`."""
+    start = split_start(split)
+    if window is not None:
+        start = tl.maximum(start, first_seen(first, window) // S * S)
+    return start
+
+
+@jit
+def count_splits(first, last, window):
+    """Count the splits that rows between these positions see, in a window or of all keys."""
+    count = split_of(tl.maximum(last, 0)) + 1
+    if window is not None:
+        count -= split_of(first_seen(first, window))
+    return tl.where(last < 0, 0, count)
+
+
+@jit
+def is_seen_by(position, key, window):
+    """Say which keys each row sees. [rows, keys]"""
+    is_seen = key[None, :] <= position[:, None]
+    if window is not None:
+        is_seen = is_seen & (key[None, :] > position[:, None] - window)
+    return is_seen
+
+
+@jit
 def attend_split(
-    q, keys, block, position, first, last, split, scale, g, SIZES: tl.constexpr, SKIP: tl.constexpr
+    q,
+    keys,
+    block,
+    position,
+    first,
+    last,
+    split,
+    scale,
+    g,
+    window,
+    SIZES: tl.constexpr,
+    SKIP: tl.constexpr,
 ):
     """Attend to one split: peak and total [rows] of the powers of 2, weighted values.
 
     q, weighted values: [rows, block of C]; see head_columns.py. keys: the caches of keys and
-    values, and the request's blocks [M]. block: of the split's first key; the next one is looked up
-    a tile ahead. position: [rows], -1 = no row; between first and last; None: all rows see all keys
-    up to last, which ends a tile. SIZES: H, G, S, C. SKIP: no masks where first sees a whole tile.
+    values, and the request's blocks [M]. block: of the first key by `start_of`; the next one is
+    looked up a tile ahead. position: [rows], -1 = no row; between first and last; None: all rows
+    see all keys up to last, which ends a tile. window: of each row's last keys; None: all. SIZES:
+    H, G, S, C. SKIP: no masks where first sees a whole tile, without a window.
     """
     S: tl.constexpr = SIZES[2]
     peak, total, acc = no_keys(q.shape[0], SIZES[3])
     s = tl.arange(0, S)
-    start = split_start(split)
+    start = start_of(split, first, window, S)
     end = tl.minimum(split_start(split + 1), last + 1)
-    if SKIP or position is None:
+    if window is None and (SKIP or position is None):
         edge = end
         if position is not None:
             edge = tl.maximum(start, tl.minimum(end, (first + 1) // S * S))
@@ -77,25 +122,27 @@ def attend_split(
         for at in range(start, end, S):
             k, v = load_keys(keys, block, at, last, g, SIZES, True)
             block = block_at(keys, at + S, last, S)
-            is_seen = (at + s)[None, :] <= position[:, None]
+            is_seen = is_seen_by(position, at + s, window)
             peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
     return peak, total, acc
 
 
 @jit
-def attend_all(q, keys, position, last, scale, g, SIZES: tl.constexpr):
+def attend_all(q, keys, position, first, last, whole, scale, g, window, SIZES: tl.constexpr):
     """Attend to all keys, split by split: peak, total and weighted values, as in `attend_split`.
 
     One loop serves all splits, so that the next tiles are on their way across their borders, too.
+    whole: what these begin as.
     """
     S: tl.constexpr = SIZES[2]
     C: tl.constexpr = SIZES[3]
-    peak, total, acc = no_keys(q.shape[0], C)
+    peak, total, acc = whole
     none, nothing, zeros = no_keys(q.shape[0], C)
     part_peak, part_total, part_acc = none, nothing, zeros
     s = tl.arange(0, S)
-    block = block_at(keys, 0, last, S)
-    for at in range(0, last + 1, S):
+    begin = start_of(0, first, window, S) if window is not None else 0
+    block = block_at(keys, begin, last, S)
+    for at in range(begin, last + 1, S):
         k, v = load_keys(keys, block, at, last, g, SIZES, True)
         block = block_at(keys, at + S, last, S)
         is_border = split_start(split_of(at)) == at
@@ -108,7 +155,7 @@ def attend_all(q, keys, position, last, scale, g, SIZES: tl.constexpr):
         part_acc = tl.where(is_border, zeros, part_acc)
         is_seen = None
         if position is not None:
-            is_seen = (at + s)[None, :] <= position[:, None]
+            is_seen = is_seen_by(position, at + s, window)
         part_peak, part_total, part_acc = attend_tile(
             q, k, v, is_seen, scale, part_peak, part_total, part_acc
         )
@@ -116,8 +163,8 @@ def attend_all(q, keys, position, last, scale, g, SIZES: tl.constexpr):
 
 
 @jit
-def first_block(keys, split, last, S: tl.constexpr):
-    return block_at(keys, split_start(split), last, S)
+def first_block(keys, split, first, last, window, S: tl.constexpr):
+    return block_at(keys, start_of(split, first, window, S), last, S)
 
 
 @jit
@@ -155,6 +202,22 @@ def load_keys(keys, block, start, last, g, SIZES: tl.constexpr, IS_MASKED: tl.co
 def no_keys(ROWS: tl.constexpr, C: tl.constexpr):
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     return peak, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, block_of(C)), tl.float32)
+
+
+@jit
+def sink_of(sinks_ptr, head, inside):
+    """Load the sink of each head: a score without a value, here as the kernels take powers of 2."""
+    return tl.load(sinks_ptr + head, mask=inside, other=0.0) * 1.4426950408889634
+
+
+@jit
+def before_all(sinks_ptr, head, inside, C: tl.constexpr):
+    """The partial result to which rows add all their splits: no keys, or their heads' sinks."""
+    peak, total, acc = no_keys(head.shape[0], C)
+    if sinks_ptr is not None:
+        peak = sink_of(sinks_ptr, head, inside)
+        total = tl.full((head.shape[0],), 1.0, tl.float32)
+    return peak, total, acc
 
 
 @jit
@@ -210,11 +273,15 @@ class Part(NamedTuple):
     acc: Tensor
 
 
-def no_keys_ref(q: Tensor, num_tiles: int, G: int, group: int) -> Part:
-    """The twin of no_keys. q: [tiles x G, group x 8, C]."""
+def before_all_ref(
+    q: Tensor, num_tiles: int, G: int, group: int, sinks_H: Tensor | None = None
+) -> Part:
+    """The twin of before_all. q: [tiles x G, group x 8, C]."""
     acc = q.new_zeros(num_tiles, G, group, ROWS, q.shape[-1])
     total = acc.new_zeros(*acc.shape[:-1], 1)
-    return Part(torch.full_like(total, -torch.inf), total, acc)
+    if sinks_H is None:
+        return Part(torch.full_like(total, -torch.inf), total, acc)
+    return Part(sinks_H.view(1, G, group, 1, 1).expand_as(total), total + 1.0, acc)
 
 
 def attend_tile_ref(

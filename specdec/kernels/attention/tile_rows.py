@@ -48,16 +48,31 @@ def rows_of_tile(first_row, row_end, g, SIZES: tl.constexpr, TILE: tl.constexpr)
 
 
 @jit
-def tile_of(first_row, row_end, g, positions_ptr, SIZES: tl.constexpr, TILE: tl.constexpr):
+def tile_of(first_row, row_end, g, positions_ptr, window, SIZES: tl.constexpr, TILE: tl.constexpr):
     """Find a query tile's rows, as `rows_of_tile` does, and their positions, or -1 [rows].
 
-    The smallest and the largest position follow; the largest is -1 without rows.
+    The smallest and the largest position follow; the largest is -1 without rows. With a window,
+    rows of padding after a slot's own, which are at position 0, get that of the last one.
     """
     t, head, inside = rows_of_tile(first_row, row_end, g, SIZES, TILE)
     position = tl.load(positions_ptr + t, mask=inside, other=-1, cache_modifier=".cg")
     last = tl.max(position, axis=0)
+    if window is not None:
+        position = tl.where(inside & (position <= last - TILE[1]), last, position)
     first = tl.min(tl.where(inside, position, last), axis=0)
     return t, head, inside, position, first, last
+
+
+@jit
+def positions_of_paths(t, inside, positions_ptr, path_start):
+    """Find the positions of rows with paths, for their windows, and the smallest one.
+
+    Rows of padding, which are at position 0, and no rows get the largest one.
+    """
+    position = tl.load(positions_ptr + t, mask=inside, other=-1, cache_modifier=".cg")
+    last = tl.maximum(tl.max(position, axis=0), path_start)
+    position = tl.where(position < path_start, last, position)
+    return position, tl.min(position, axis=0)
 
 
 @jit

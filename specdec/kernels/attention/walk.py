@@ -12,15 +12,17 @@ from math import prod
 from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.launch_plan import LEAST_ROWS, SMALL_KEY
-from specdec.kernels.attention.parts import store_part
+from specdec.kernels.attention.parts import store_padding, store_part
 from specdec.kernels.attention.path_tails import LONGEST, TailPrograms, attend_paths
 from specdec.kernels.attention.shared_splits import is_shared
 from specdec.kernels.attention.splits import (
     add_part,
     attend_all,
     attend_split,
+    before_all,
+    count_splits,
     first_block,
-    no_keys,
+    first_seen,
     split_of,
     split_start,
 )
@@ -29,6 +31,7 @@ from specdec.kernels.attention.tile_rows import (
     keys_of,
     listed_tile,
     load_queries,
+    positions_of_paths,
     rows_of_slot,
     rows_of_tile,
     state_row_of,
@@ -47,7 +50,7 @@ def prepare_walk(given: Pass) -> Repeated:
     paths = rows.paths
     has_parts = plan.is_split or paths is not None  # in memory that earlier rows may still use
     is_beside = plan.is_helped or plan.is_wide or (rows.is_beside and not has_parts)
-    sharers = min(given.parts.num_splits, plan.sharers) if plan.is_split else 1
+    sharers = min(given.most_splits, plan.sharers) if plan.is_split else 1
     num_tiles = len(rows.idx_mapping) * plan.tiles if rows.listed is None else len(rows.listed)
     grid = num_tiles, heads.G, sharers
     path_len = 1 if paths is None else paths.slots.shape[1]
@@ -64,7 +67,8 @@ def prepare_walk(given: Pass) -> Repeated:
         grid,
         then=(
             *(*given.requests(), *path_tensors, path_len, num_tails, tails.of_slot, plan.tiles),
-            *(*given.numbers(), *given.limits(), int(is_beside), *need().values(), rows.listed),
+            *(*given.numbers(), *given.limits(), int(is_beside)),
+            *(heads.window, *need().values(), rows.listed),
         ),
         constants={
             **given.constants,
@@ -94,12 +98,13 @@ def prepare_walk(given: Pass) -> Repeated:
 OF_PATHS = "path_slots_ptr", "path_starts_ptr", "D1", "num_tails", "of_slot"
 
 
-@jit(varying=(*OF_SLOTS, *OF_PATHS, "idx_ptr", "tiles", "is_beside"))
+@jit(varying=(*OF_SLOTS, *OF_PATHS, "idx_ptr", "tiles", "is_beside", "window", "sinks_ptr"))
 def _paged_attention_kernel(
     out_ptr,  # [T, H, C]
     q_ptr,  # [T, H, C]
     k_ptr,  # [N + 1, G, S, C]
     v_ptr,  # [N + 1, G, S, C]
+    sinks_ptr,  # [H] float32, or None
     acc_ptr,  # [T, H, NS, C] float32, with IS_SPLIT or HAS_PATHS
     stats_ptr,  # [T, H, NS, 2] float32, with IS_SPLIT or HAS_PATHS: peak, total
     block_table_ptr,  # [R + 1, M]
@@ -121,6 +126,7 @@ def _paged_attention_kernel(
     alone_keys,
     most,
     is_beside,  # 1: of rows beside others of the pass, or after wide_walk.py, see overlap.py
+    window,  # keys that a row sees, or None: all
     needed_ptr,  # [1] or None; see needed.py
     listed_ptr,  # [X, 3] or None; see QueryRows
     H: tl.constexpr,
@@ -163,7 +169,7 @@ def _paged_attention_kernel(
             )
             workspace = acc_ptr, stats_ptr, NS
             place = piece, row_start, row_end, g
-            how = scale, is_needed, is_beside
+            how = scale, is_needed, is_beside, window
             CUT: tl.constexpr = (IS_SPLIT, GROUP, PATH_ROWS, SHARED)
             attend_paths(place, q_ptr, workspace, path, how, SIZES, PDL, CUT)
             return
@@ -175,19 +181,21 @@ def _paged_attention_kernel(
         query_tile, g = tl.program_id(0), tl.program_id(1)
         turn = tl.program_id(2) if IS_SPLIT else 0
         sharers = tl.num_programs(2) if IS_SPLIT else 1
-    b, tile = query_tile // tiles, query_tile % tiles
     slots = positions_ptr, starts_ptr, B, query_len
-    row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
-    first_row = row_start + tile * TOKENS
-    if listed_ptr is not None:
-        b, first_row, row_end = listed_tile(listed_ptr + 3 * query_tile, starts_ptr, TOKENS)
+    if listed_ptr is not None:  # of the slot's rows those from the tile's first one on
+        b, row_start, row_end = listed_tile(listed_ptr + 3 * query_tile, starts_ptr, TOKENS)
+        first_row = row_start
+    else:
+        b, tile = query_tile // tiles, query_tile % tiles
+        row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
+        first_row = row_start + tile * TOKENS
     keys = keys_of(state_row_of(b, idx_ptr), k_ptr, v_ptr, block_table_ptr, R, M)
     # Most programs that share splits have none. They end without waiting: the first of each tile
     # waits for all of them (overlap.py).
     if IS_SPLIT and LOOKS_FIRST:  # noqa: SIM102  # what is compiled
         if turn > 0:
             # all rows: after a slot's own there may be padding, at position 0
-            row = row_start + tile * TOKENS + tl.arange(0, TOKENS)
+            row = first_row + tl.arange(0, TOKENS)
             is_row = row < row_end
             found = tl.load(positions_ptr + row, mask=is_row, other=-1, cache_modifier=".cg")
             if split_start(turn) > tl.max(found, axis=0):
@@ -206,31 +214,49 @@ def _paged_attention_kernel(
         row = first_row + tl.arange(0, TOKENS)
         found = tl.load(positions_ptr + row, mask=row < row_end, other=-1, cache_modifier=".cg")
         last = tl.where(tl.max(found, axis=0) < path_start, tl.minimum(last, S - 1), last)
+        if window is not None:
+            position, first = positions_of_paths(t, inside, positions_ptr, path_start)
     else:
         t, head, inside, position, first, last = tile_of(
-            first_row, row_end, g, positions_ptr, SIZES, TILE
+            first_row, row_end, g, positions_ptr, window, SIZES, TILE
         )
+    num_splits = None
+    if window is not None:
+        num_splits = count_splits(first, last, window)
     if IS_SPLIT:
-        is_busy = is_busy & (split_start(turn) <= last)
+        is_there = _has_split(turn, last, num_splits)
+        if window is not None:  # rows of padding are left even where there is no split
+            is_there = is_there | (turn == 0)
+        is_busy = is_busy & is_there
         if not is_busy and turn > 0:
             return
     split = turn
     if IS_SPLIT:  # the longest ones first: at the end all programs are busy
         split = split_of(tl.maximum(last, 0)) - turn
-    block = first_block(keys, split, last, S)
+    elif window is not None:
+        split += split_of(first_seen(first, window))
+    block = first_block(keys, split, first, last, window, S)
     begin_beside(is_beside, PDL)
     if not is_busy:
         end_beside(PDL)
         return
     q = load_queries(q_ptr, t, head, inside, H, C)
     parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
+    peak, total, acc = before_all(sinks_ptr, head, inside, C)
     if IN_ONE_LOOP:
-        peak, total, acc = attend_all(q, keys, position, last, scale, g, SIZES)
+        whole = peak, total, acc
+        peak, total, acc = attend_all(
+            q, keys, position, first, last, whole, scale, g, window, SIZES
+        )
     else:
-        peak, total, acc = no_keys(TOKENS * GROUP, C)
-        while split_start(turn) <= last:
+        if IS_SPLIT and window is not None:  # noqa: SIM102  # what is compiled
+            if turn == 0:
+                # where paths begin in the first split, path_tails.py has them
+                first_split = tl.where(last < 0, 0, split_of(first_seen(first, window)))
+                store_padding(parts, positions_ptr, t, position, first_split, C)
+        while _has_split(turn, last, num_splits):
             part_peak, part_total, part_acc = attend_split(
-                q, keys, block, position, first, last, split, scale, g, SIZES, SKIP
+                q, keys, block, position, first, last, split, scale, g, window, SIZES, SKIP
             )
             if IS_SPLIT:
                 store_part(parts, split, part_peak, part_total, part_acc, C)
@@ -239,7 +265,7 @@ def _paged_attention_kernel(
                 peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
                 split += sharers
             turn += sharers
-            block = first_block(keys, split, last, S)
+            block = first_block(keys, split, first, last, window, S)
     if HAS_PATHS and not IS_SPLIT:
         store_part(parts, 0, peak, total, acc, C)
     elif not IS_SPLIT:
@@ -247,3 +273,9 @@ def _paged_attention_kernel(
         out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + out_at, out, mask=inside_columns(inside, C))
     end_beside(PDL)
+
+
+@jit
+def _has_split(turn, last, num_splits):
+    """Whether there is a split for this turn. num_splits: that the rows see; None: all."""
+    return split_start(turn) <= last if num_splits is None else turn < num_splits

@@ -6,11 +6,15 @@ group.py has sorted the pairs of row and slot, and a tile's columns are some of 
 of the first product lie by pair, so that both products gather x alike.
 """
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, next_power_of_2, tl
+from specdec.kernels import INTERPRET, jit, launch_options, next_power_of_2, tl
 from specdec.kernels.experts.group import group
+from specdec.kernels.experts.mxfp4 import load_packed
 from specdec.kernels.experts.tiles import COMPUTING_ROWS, ExpertTiles, expert_tiles
+from specdec.kernels.experts.weight import Weight
 from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import describe
 from specdec.kernels.needed import need
@@ -22,51 +26,60 @@ from specdec.kernels.tiles import place_of
 def launch_expert_parts(
     x_TD: Tensor,
     ids_TS: Tensor,
-    gate_up_EXD: Tensor,
-    down_EDI: Tensor,
+    gate_up: Weight,
+    down: Weight,
+    clamp: tuple[float, float] | None = None,
     tiles: ExpertTiles | None = None,
 ) -> Tensor:
     """Leave [k, T, D]. tiles: None: the rule's, as everywhere but in tuning and tests."""
-    (T, k), (E, D, I) = ids_TS.shape, down_EDI.shape
+    (T, k), D = ids_TS.shape, x_TD.shape[1]
+    E, I = gate_up.num_experts, gate_up.num_rows // 2
     assert x_TD.stride(1) == 1, x_TD.stride()
     assert ids_TS.is_contiguous(), ids_TS.stride()
     if tiles is None:
-        weights = gate_up_EXD.shape, down_EDI.shape
-        tiles = expert_tiles(T, k, *weights, x_TD.dtype)
+        tiles = expert_tiles(T, k, E, D, I, x_TD.dtype, gate_up.is_packed)
     assert tiles.is_sorted or tiles.gate_up.block_m >= T, (T, tiles)
     pairs = group(ids_TS, E, tiles.gate_up.block_m) if tiles.is_sorted else (ids_TS, None)
     h_PI, y_STD = x_TD.new_empty(T * k, I), x_TD.new_empty(k, T, D)
-    _launch(h_PI, x_TD, gate_up_EXD, pairs, ids_TS, tiles.gate_up, is_gated=True)
-    _launch(y_STD, h_PI, down_EDI, pairs, ids_TS, tiles.down, is_gated=False)
+    limit, alpha = (None, None) if clamp is None else clamp
+    activation = {"IS_GATED": True, "LIMIT": limit, "ALPHA": alpha}
+    _launch(h_PI, x_TD, gate_up, pairs, ids_TS, tiles.gate_up, activation)
+    _launch(y_STD, h_PI, down, pairs, ids_TS, tiles.down, {"IS_GATED": False})
     return y_STD
 
 
 def _launch(
     out: Tensor,
     x_XK: Tensor,
-    weight_ENK: Tensor,
+    weight: Weight,
     pairs: tuple[Tensor, Tensor | None],
     ids_TS: Tensor,
     shape: Shape,
-    is_gated: bool,
+    activation: Mapping[str, object],
 ) -> None:
-    """x: rows, or with is_gated false pairs. pairs: `Groups`, or the ids alone."""
-    (T, k), (E, N, K) = ids_TS.shape, weight_ENK.shape
-    N //= 2 if is_gated else 1
+    """x: rows, or where nothing is gated pairs. pairs: `Groups`, or the ids alone."""
+    (T, k), K = ids_TS.shape, x_XK.shape[1]
+    E, N = weight.num_experts, out.shape[-1]
     pair_P, tiles_M3 = pairs
     has_tiles = tiles_M3 is not None
     num_tiles = min(E, T * k) if tiles_M3 is None else len(tiles_M3)
-    w_desc = describe(weight_ENK.flatten(0, 1), shape.block_n, shape.block_k)
-    flags = {"IS_GATED": is_gated, "HAS_TILES": has_tiles, "IS_WHOLE": K % shape.block_k == 0}
+    w: object = weight.data
+    form: dict[str, object] = {"scales_ptr": weight.scales, "IS_COMPILED": not INTERPRET}
+    if weight.scales is None:
+        w, form = describe(weight.data.flatten(0, 1), shape.block_n, shape.block_k), {}
+    form["bias_ptr"] = weight.bias_EN
+    flags = {"HAS_TILES": has_tiles, "IS_WHOLE": K % shape.block_k == 0}
     flags["IS_KEPT"] = shape.block_m < COMPUTING_ROWS
     block_m, tail = row_pieces(shape.block_m)
-    blocks = {"BLOCK_M": block_m, "TAIL": tail, "BLOCK_E": next_power_of_2(E + 1)}
+    blocks = {"BLOCK_N": shape.block_n, "BLOCK_K": shape.block_k}
+    blocks |= {"BLOCK_M": block_m, "TAIL": tail, "BLOCK_E": next_power_of_2(E + 1)}
     blocks |= {"BLOCK_P": next_power_of_2(shape.block_m * k), "BLOCK_S": next_power_of_2(k)}
     options = {"num_stages": shape.num_stages, "num_warps": shape.num_warps}
     _expert_kernel[(num_tiles * -(-N // shape.block_n),)](
-        *(out, x_XK, w_desc, pair_P, pair_P if tiles_M3 is None else tiles_M3),
+        *(out, x_XK, w, pair_P, pair_P if tiles_M3 is None else tiles_M3),
         *(num_tiles, T, x_XK.stride(0), N, K, E),
-        **{"SLOTS": k} | flags | blocks | options | launch_options(x_XK) | need(),
+        **{"SLOTS": k, **activation} | flags | blocks | form,
+        **options | launch_options(x_XK) | need(),
     )
 
 
@@ -74,7 +87,7 @@ def _launch(
 def _expert_kernel(
     out_ptr,  # gated: [P, N]; else [SLOTS, T, N]
     x_ptr,  # gated: [T, K]; else [P, K]
-    w_desc,  # [E N, K], gated [E 2N, K], in tiles [BLOCK_N, BLOCK_K]
+    w,  # [E N, K], gated [E 2N, K], in tiles [BLOCK_N, BLOCK_K]; words of MXFP4
     pair_ptr,  # [P], by place; without tiles the ids of pairs
     tiles_ptr,  # [num_tiles, 3], with HAS_TILES
     num_tiles,
@@ -88,16 +101,21 @@ def _expert_kernel(
     HAS_TILES: tl.constexpr,
     IS_WHOLE: tl.constexpr,  # K is in whole tiles
     IS_KEPT: tl.constexpr,  # results are few enough for the L2 cache
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     TAIL: tl.constexpr,  # more rows of a sorted tile, after BLOCK_M
     BLOCK_E: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_S: tl.constexpr,
     PDL: tl.constexpr,
+    LIMIT: tl.constexpr = None,  # of the clamped SwiGLU
+    ALPHA: tl.constexpr = None,
+    bias_ptr=None,  # [E, N], gated [E, 2N]
+    scales_ptr=None,  # MXFP4: [E, K / 128, N], gated [E, K / 128, 2N]
+    IS_COMPILED: tl.constexpr = True,
     needed_ptr=None,  # [1]; see needed.py
 ):
-    BLOCK_N: tl.constexpr = w_desc.block_shape[0]
-    BLOCK_K: tl.constexpr = w_desc.block_shape[1]
     if IS_GATED:
         wait_for_inputs(PDL)
     n_tiles = tl.cdiv(N, BLOCK_N)
@@ -123,7 +141,8 @@ def _expert_kernel(
     if expert < 0:
         return
     n0 = n_tile * BLOCK_N
-    row = expert * N * (2 if IS_GATED else 1) + n0
+    num_n = N * (2 if IS_GATED else 1)
+    row = expert * num_n + n0
     x_at = _rows_at(x_ptr, pair, stride_x, SLOTS, IS_GATED)
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     up = total
@@ -134,21 +153,41 @@ def _expert_kernel(
         up_rest = rest
     for i in range(tl.cdiv(K, BLOCK_K)):
         k = i * BLOCK_K + tl.arange(0, BLOCK_K)
-        w = w_desc.load([row, i * BLOCK_K])
+        if scales_ptr is None:
+            w_tile = w.load([row, i * BLOCK_K])
+        else:
+            w_tile = load_packed(
+                *(w, scales_ptr, expert, n0, N, K, i, 0, 2 if IS_GATED else 1),
+                *(BLOCK_N, BLOCK_K, x_ptr.dtype.element_ty, IS_COMPILED),
+            )
         x = _columns(x_at, pair, k, K, IS_WHOLE)
-        total = tl.dot(w, x, total, input_precision="ieee")
+        total = tl.dot(w_tile, x, total, input_precision="ieee")
         if TAIL > 0:
             x_rest = _columns(rest_at, pair_rest, k, K, IS_WHOLE)
-            rest = tl.dot(w, x_rest, rest, input_precision="ieee")
+            rest = tl.dot(w_tile, x_rest, rest, input_precision="ieee")
         if IS_GATED:
-            w_up = w_desc.load([row + N, i * BLOCK_K])
+            if scales_ptr is None:
+                w_up = w.load([row + N, i * BLOCK_K])
+            else:
+                w_up = load_packed(
+                    *(w, scales_ptr, expert, n0, N, K, i, 1, 2),
+                    *(BLOCK_N, BLOCK_K, x_ptr.dtype.element_ty, IS_COMPILED),
+                )
             up = tl.dot(w_up, x, up, input_precision="ieee")
             if TAIL > 0:
                 up_rest = tl.dot(w_up, x_rest, up_rest, input_precision="ieee")
     let_the_next_start(PDL)
-    _store(out_ptr, total, up, pair, n0, N, T, SLOTS, IS_GATED, IS_KEPT)
+    if bias_ptr is not None:
+        bias_ptr += expert * num_n
+    _store(
+        *(out_ptr, bias_ptr, total, up, pair, n0, N, T),
+        *(SLOTS, IS_GATED, IS_KEPT, LIMIT, ALPHA),
+    )
     if TAIL > 0:
-        _store(out_ptr, rest, up_rest, pair_rest, n0, N, T, SLOTS, IS_GATED, IS_KEPT)
+        _store(
+            *(out_ptr, bias_ptr, rest, up_rest, pair_rest, n0, N, T),
+            *(SLOTS, IS_GATED, IS_KEPT, LIMIT, ALPHA),
+        )
 
 
 @jit
@@ -170,6 +209,7 @@ def _columns(x_at, pair, k, K, IS_WHOLE: tl.constexpr):
 @jit
 def _store(
     out_ptr,
+    bias_ptr,
     total,
     up,
     pair,
@@ -179,14 +219,20 @@ def _store(
     SLOTS: tl.constexpr,
     IS_GATED: tl.constexpr,
     IS_KEPT: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ALPHA: tl.constexpr,
 ):
-    """Apply silu if gated, round once, and store by pair, or by slot and row."""
+    """Add biases, apply SwiGLU if gated, round once, and store by pair, or by slot and row."""
+    n = n0 + tl.arange(0, total.shape[0])
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+        if IS_GATED:
+            up += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     if IS_GATED:
-        total = total / (1.0 + tl.exp(-total)) * up
+        total = _activated(total, up, LIMIT, ALPHA)
         row = pair
     else:
         row = pair % SLOTS * T + pair // SLOTS
-    n = n0 + tl.arange(0, total.shape[0])
     out = out_ptr + row.to(tl.int64)[None, :] * N + n[:, None]
     inside = (n < N)[:, None] & (pair >= 0)[None, :]
     y = total.to(out_ptr.dtype.element_ty)
@@ -194,6 +240,17 @@ def _store(
         store_kept(out, y, inside)
     else:
         tl.store(out, y, mask=inside)
+
+
+@jit
+def _activated(gate, up, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
+    """Apply SwiGLU, clamped if there is a limit, which leaves NaN as it is."""
+    if LIMIT is None:
+        return gate / (1.0 + tl.exp(-gate)) * up
+    else:
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+        return gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
 
 
 @jit

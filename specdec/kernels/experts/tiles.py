@@ -20,13 +20,22 @@ ROWS = (16, 32, 48, 64, 96, 128, 160, 192)  # of x in a tile
 MANY_ROWS = 128  # of tiles that no expert fits into
 COMPUTING_ROWS = 96  # tiles of so many rows keep the tensor cores busy
 SHORT_K = 1024  # programs with less take long to start for what they load
+BYTES_OF_PACKED = 17 / 32  # of a number of MXFP4, with its share of a scale
 RESERVED = 1536  # bytes of a program beside its ring
 MOST_SUMS = 160  # registers of a thread
+MOST_SUMS_PACKED = 90  # of four warps, which keep numbers of MXFP4 beside them
+MOST_ROWS_PACKED = 128  # of W in a tile, for the same reason
 # block_n, block_k, num_stages, num_warps; the likeliest first
 WAITING = (
     *((64, 128, 4, 4), (128, 64, 4, 4), (64, 128, 3, 4)),
     *((64, 64, 6, 4), (64, 64, 5, 4), (64, 64, 4, 4)),
     *((128, 64, 3, 4), (128, 128, 3, 4), (64, 64, 3, 4)),
+)
+# of MXFP4, whose tiles are a quarter as large: longer rings keep as many bytes on their way
+WAITING_PACKED = (
+    *((64, 128, 6, 4), (64, 128, 4, 4), (128, 128, 4, 4)),
+    *((128, 64, 6, 4), (64, 64, 8, 4), (64, 64, 6, 4)),
+    *((128, 64, 4, 4), (64, 128, 3, 4), (64, 64, 4, 4)),
 )
 COMPUTING = (
     *((128, 64, 4, 8), (128, 64, 3, 8), (64, 64, 4, 8)),
@@ -44,11 +53,13 @@ class ExpertTiles(NamedTuple):
 
 
 def expert_tiles(
-    num_rows: int, num_chosen: int, gate_up: torch.Size, down: torch.Size, dtype: torch.dtype
+    num_rows: int, num_chosen: int, E: int, D: int, I: int, dtype: torch.dtype, is_packed: bool
 ) -> ExpertTiles:
-    """Choose the tiles of all numbers of rows of a class. gate_up: [E, 2I, D]; down: [E, D, I]."""
-    rows, (E, D, I) = class_of(num_rows), down
-    return _choose(rows, num_chosen, E, D, I, dtype)
+    """Choose the tiles of all numbers of rows of a class, for gate_up [E, 2I, D], down [E, D, I].
+
+    is_packed: of four bits a number
+    """
+    return _choose(class_of(num_rows), num_chosen, E, D, I, dtype, is_packed)
 
 
 def class_of(num_rows: int) -> int:
@@ -57,12 +68,15 @@ def class_of(num_rows: int) -> int:
 
 
 @cache
-def _choose(rows: int, k: int, E: int, D: int, I: int, dtype: torch.dtype) -> ExpertTiles:
+def _choose(
+    rows: int, k: int, E: int, D: int, I: int, dtype: torch.dtype, is_packed: bool
+) -> ExpertTiles:
     block_m = rows_of_tile(rows, k, E)
     if dtype == torch.float32:
-        shape = Shape(64, min(block_m, 64), 32, 3, 4)
+        shape = Shape(64, min(block_m, 64), 64 if is_packed else 32, 3, 4)
         return ExpertTiles(shape, shape, rows > FEW_ROWS)
-    first, second = candidates("gate_up", block_m, D)[0], candidates("down", block_m, I)[0]
+    first = candidates("gate_up", block_m, D, is_packed)[0]
+    second = candidates("down", block_m, I, is_packed)[0]
     return ExpertTiles(first, second, rows > FEW_ROWS)
 
 
@@ -78,16 +92,25 @@ def rows_of_tile(rows: int, num_chosen: int, num_experts: int) -> int:
     return next(fitting, MANY_ROWS)
 
 
-def candidates(part: Part, block_m: int, K: int) -> list[Shape]:
-    """List what may be fastest, the likeliest first: of which enough share a multiprocessor."""
+def candidates(part: Part, block_m: int, K: int, is_packed: bool = False) -> list[Shape]:
+    """List what may be fastest, the likeliest first: of which enough share a multiprocessor.
+
+    is_packed: of four bits a number
+    """
+    bytes_of_w = BYTES_OF_PACKED if is_packed else 2.0
     of_w = 2 if part == "gate_up" else 1
     is_computing = block_m >= COMPUTING_ROWS
     beside = (1 if is_computing else 2) + (K <= SHORT_K)
     found: dict[bool, list[Shape]] = {True: [], False: []}
-    for block_n, block_k, num_stages, num_warps in COMPUTING if is_computing else WAITING:
-        size = (of_w * block_n + block_m) * block_k * 2 * num_stages + RESERVED
+    waiting = WAITING_PACKED if is_packed else WAITING
+    for block_n, block_k, num_stages, num_warps in COMPUTING if is_computing else waiting:
+        width = of_w * block_n * bytes_of_w + block_m * 2
+        size = int(width * block_k) * num_stages + RESERVED
         sums = of_w * block_n * block_m // (32 * num_warps)
-        if size <= SHARED_MEMORY and sums <= MOST_SUMS:
+        most = MOST_SUMS_PACKED if is_packed and num_warps == 4 else MOST_SUMS
+        if is_packed and block_n > MOST_ROWS_PACKED:
+            continue
+        if size <= SHARED_MEMORY and sums <= most:
             shape = Shape(block_n, block_m, block_k, num_stages, num_warps)
             found[size * beside <= SHARED_MEMORY].append(shape)
     return found[True] + found[False]

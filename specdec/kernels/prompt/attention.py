@@ -27,7 +27,7 @@ from specdec.kernels import (
 )
 from specdec.kernels import warp_roles as roles
 from specdec.kernels.attention.query_rows import QueryRows
-from specdec.kernels.attention.splits import split_of, split_start
+from specdec.kernels.attention.splits import first_seen, sink_of, split_of, split_start
 from specdec.kernels.prompt.items import bounds_of, count_uneven, item_of, num_own
 from specdec.kernels.repeated import Repeated
 from specdec.kernels.warp_roles import ROWS
@@ -57,9 +57,17 @@ class PromptAttention:
 
     cache: [2, N + 1, G, S, C] of a layer, bfloat16 or float16
     scale: of scores
+    window: of the last keys that a row sees; None: all
     """
 
-    def __init__(self, q_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float) -> None:
+    def __init__(
+        self,
+        q_THC: Tensor,
+        cache: Tensor,
+        rows: QueryRows,
+        scale: float,
+        window: int | None = None,
+    ) -> None:
         _, H, C = q_THC.shape
         _, N, G, S, _ = cache.shape
         starts = rows.query_start_loc
@@ -81,23 +89,28 @@ class PromptAttention:
         self._kernel = Repeated(
             _prompt_attention_kernel,
             (programs, 1, 1),
-            then=(*requests, *items, *sizes, scale * 1.4426950408889634, int(rows.is_beside)),
+            then=(
+                *(*requests, *items, *sizes, scale * 1.4426950408889634),
+                *(int(rows.is_beside), window),
+            ),
             constants={"VARIANT": Variant(H, G, starts is None)},
             options={"num_warps": 4, "launch_pdl": True, "enable_fp_fusion": False},
         )
 
-    def __call__(self, out_THC: Tensor, q_THC: Tensor, k: Tensor, v: Tensor) -> None:
+    def __call__(
+        self, out_THC: Tensor, q_THC: Tensor, k: Tensor, v: Tensor, sinks_H: Tensor | None
+    ) -> None:
         """Overwrite the rows of out_THC that belong to a batch slot. k, v: [N + 1, G, S, C]."""
         dtype = self._dtype
         queries = roles.descriptor(q_THC.data_ptr(), dtype, *self._queries)
         keys, values = (roles.descriptor(each.data_ptr(), dtype, *self._keys) for each in (k, v))
-        self._kernel(out_THC, queries, keys, values)
+        self._kernel(out_THC, queries, keys, values, sinks_H)
 
 
 @gluon_jit(
     varying=(
         *("idx_ptr", "positions_ptr", "starts_ptr", "num_items", "num_uneven"),
-        *("num_slots", "query_len", "R", "M", "is_beside"),
+        *("num_slots", "query_len", "R", "M", "is_beside", "window", "sinks_ptr"),
     )
 )
 def _prompt_attention_kernel(
@@ -105,6 +118,7 @@ def _prompt_attention_kernel(
     q_desc,  # [T, G, H / G, C] in blocks [TOKENS, 1, GROUP, C]
     k_desc,  # [(N + 1) x G x S, C] in blocks [S, C]
     v_desc,  # the same
+    sinks_ptr,  # [H] float32, or None
     block_table_ptr,  # [R + 1, M]
     idx_ptr,  # [B]
     positions_ptr,  # [T]
@@ -117,6 +131,7 @@ def _prompt_attention_kernel(
     M,
     scale,
     is_beside,
+    window,  # keys that a row sees, or None: all
     VARIANT: gl.constexpr,
 ):
     if is_beside == 0:
@@ -133,14 +148,12 @@ def _prompt_attention_kernel(
     rings = (q_ring, k_ring, v_ring, ones)
     bars = (q_bars, k_bars, v_bars, roles.make_turns())
     rows = (idx_ptr, positions_ptr, starts_ptr, (num_items, num_uneven), num_slots, query_len)
+    table = (block_table_ptr, R, M)
     gl.warp_specialize(
         [
-            (_attend, (out_ptr, rings, bars, rows, scale, VARIANT, 0)),
-            (_attend, (out_ptr, rings, bars, rows, scale, VARIANT, 1)),
-            (
-                _copy,
-                ((q_desc, k_desc, v_desc), rings, bars, rows, (block_table_ptr, R, M), VARIANT),
-            ),
+            (_attend, (out_ptr, rings, bars, rows, scale, window, sinks_ptr, VARIANT, 0)),
+            (_attend, (out_ptr, rings, bars, rows, scale, window, sinks_ptr, VARIANT, 1)),
+            (_copy, ((q_desc, k_desc, v_desc), rings, bars, rows, table, window, VARIANT)),
         ],
         worker_num_warps=[4, 1],
         worker_num_regs=[240, 24],
@@ -149,7 +162,7 @@ def _prompt_attention_kernel(
 
 
 @gluon_jit
-def _copy(descs, rings, bars, rows, table, VARIANT: gl.constexpr):
+def _copy(descs, rings, bars, rows, table, window, VARIANT: gl.constexpr):
     """Fill the rings, in one warp, as places become empty."""
     q_desc, k_desc, v_desc = descs
     q_ring, k_ring, v_ring, _ones = rings
@@ -163,11 +176,17 @@ def _copy(descs, rings, bars, rows, table, VARIANT: gl.constexpr):
         if first_row < end:
             slot = gl.load(rows[0] + b).to(gl.int32)
             blocks_ptr = block_table_ptr + gl.where(slot < 0, R, slot).to(gl.int64) * M
-            block = gl.load(blocks_ptr).to(gl.int32)
-            _first, last = bounds_of(rows, first_row, end, TOKENS)
+            begin = 0
+            if window is None:
+                block = gl.load(blocks_ptr).to(gl.int32)
+                _first, last = bounds_of(rows, first_row, end, TOKENS)
+            else:
+                first, last = bounds_of(rows, first_row, end, TOKENS)
+                begin = first_seen(first, window) // S
+                block = gl.load(blocks_ptr + begin).to(gl.int32)
             num_tiles = last // S + 1
             roles.fill(q_desc, [first_row, g, 0, 0], q_ring, bars[0], num_done)
-            for j in range(num_tiles):
+            for j in range(begin, num_tiles):
                 at = (block * VARIANT.kv_heads + g) * S
                 block = gl.load(blocks_ptr + gl.minimum(j + 1, num_tiles - 1)).to(gl.int32)
                 roles.fill(k_desc, [at, 0], k_ring, bars[1], step)
@@ -177,7 +196,17 @@ def _copy(descs, rings, bars, rows, table, VARIANT: gl.constexpr):
 
 
 @gluon_jit
-def _attend(out_ptr, rings, bars, rows, scale, VARIANT: gl.constexpr, HALF: gl.constexpr):
+def _attend(
+    out_ptr,
+    rings,
+    bars,
+    rows,
+    scale,
+    window,
+    sinks_ptr,
+    VARIANT: gl.constexpr,
+    HALF: gl.constexpr,
+):
     """Attend, in four warps, with half the rows of each of the program's query tiles."""
     q_ring = rings[0]
     S: gl.constexpr = rings[1].shape[1]
@@ -197,7 +226,14 @@ def _attend(out_ptr, rings, bars, rows, scale, VARIANT: gl.constexpr, HALF: gl.c
             row = gl.arange(0, q.shape[0], gl.SliceLayout(1, SCORES)) + HALF * q.shape[0]
             t = first_row + row // GROUP
             position = gl.load(rows[1] + t, mask=t < end, other=-1).to(gl.int32)
-            out, step = _attended(left, rings, bars, position, first, last, scale, step, HALF)
+            whole = roles.no_keys_beside(q.shape[0], C, C)
+            if sinks_ptr is not None:
+                row = gl.arange(0, q.shape[0], whole[0].type.layout) + HALF * q.shape[0]
+                head = g * (VARIANT.heads // VARIANT.kv_heads) + row % GROUP
+                inside = row % GROUP < VARIANT.heads // VARIANT.kv_heads
+                whole = sink_of(sinks_ptr, head, inside), whole[1] + 1.0, whole[2]
+            seen = position, first, last, window
+            out, step = _attended(left, rings, bars, seen, whole, scale, step, HALF)
             barrier()  # all warps have read q
             q.store(out.to(q.dtype))
             barrier()
@@ -215,27 +251,42 @@ def _attend(out_ptr, rings, bars, rows, scale, VARIANT: gl.constexpr, HALF: gl.c
 
 
 @gluon_jit
-def _attended(q, rings, bars, position, first, last, scale, step, HALF: gl.constexpr):
-    """Compute the attention [rows, C] of query rows, float32; return the next step, too."""
+def _attended(q, rings, bars, seen, whole, scale, step, HALF: gl.constexpr):
+    """Compute the attention [rows, C] of query rows, float32; return the next step, too.
+
+    seen: positions, the first and the last one, the window. whole: what results are added to.
+    """
+    position, first, last, window = seen
     k_ring, v_ring = rings[1], rings[2]
     S: gl.constexpr = k_ring.shape[1]
     C: gl.constexpr = k_ring.shape[2]
     ROWS: gl.constexpr = q.shape[0]
     num_tiles = last // S + 1
-    whole = gl.minimum((first + 1) // S, num_tiles)
-    peak, total, acc = roles.no_keys_beside(ROWS, C, C)
+    # from tile `inner` up to `edge` all rows see all keys
+    edge = gl.minimum((first + 1) // S, num_tiles)
+    begin, inner = 0, 1
+    if window is not None:
+        begin = first_seen(first, window) // S
+        inner = gl.minimum(gl.maximum((last - window) // S + 1, begin + 1), num_tiles)
+    peak, total, acc = whole
     part_peak, part_total, part_acc = roles.no_keys_beside(ROWS, S, C)
     scores = roles.first_scores(q, rings, bars, step)
-    weights, decay, part_peak = roles.weights_of(scores, position, 0, scale, part_peak, True)
-    roles.filled(k_ring, bars[1], step + 1, num_tiles > 1)
+    weights, decay, part_peak = roles.weights_of(
+        scores, position, begin * S, scale, part_peak, True, window
+    )
+    roles.filled(k_ring, bars[1], step + 1, num_tiles > begin + 1)
     is_later = False
-    border = split_start(1)  # of the next split
+    border = split_start(split_of(begin * S) + 1)
     state = (peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later, border)
-    given = (q, rings, bars, position, scale)
-    for j in range(1, whole):
+    given = (q, rings, bars, position, scale, window)
+    if window is not None:
+        for j in range(begin + 1, inner):
+            state = _next_tile(given, j, num_tiles, step, state, HALF, True)
+            step += 1
+    for j in range(inner, edge):
         state = _next_tile(given, j, num_tiles, step, state, HALF, False)
         step += 1
-    for j in range(gl.maximum(whole, 1), num_tiles):
+    for j in range(gl.maximum(edge, inner), num_tiles):
         state = _next_tile(given, j, num_tiles, step, state, HALF, True)
         step += 1
     peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later, _border = state
@@ -252,7 +303,7 @@ def _attended(q, rings, bars, position, first, last, scale, step, HALF: gl.const
 @gluon_jit
 def _next_tile(given, j, num_tiles, step, state, HALF: gl.constexpr, IS_MASKED: gl.constexpr):
     """Make scores and powers of tile j while values of the tile before, at `step`, are added."""
-    q, rings, bars, position, scale = given
+    q, rings, bars, position, scale, window = given
     S: gl.constexpr = rings[1].shape[1]
     peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later, border = state
     scores, part_acc, summed = roles.next_scores(
@@ -261,7 +312,7 @@ def _next_tile(given, j, num_tiles, step, state, HALF: gl.constexpr, IS_MASKED: 
     is_later = j * S < border
     before = gl.where(is_later, part_peak, float("-inf"))
     weights, next_decay, next_peak = roles.weights_of(
-        scores, position, j * S, scale, before, IS_MASKED
+        scores, position, j * S, scale, before, IS_MASKED, window
     )
     # with the powers, so that LLVM takes them before this wait; ptxas still takes them after it
     roles.filled(rings[1], bars[1], step + 2, j + 1 < num_tiles)

@@ -278,12 +278,13 @@ def test_products_are_measured_over_every_weight(bench, monkeypatch):
 def test_a_layer_of_experts_is_measured_beside_grouped_products(bench):
     rows = list(suites.experts(bench))
 
-    assert [row["rows"] for row in rows] == [1, 4, 8]
+    assert [row["rows"] for row in rows] == [1, 4, 8] * 2
     for row in rows:
         assert "refused" not in row
         assert 2 <= row["hit"] <= 8
         assert row["us"] > row["router_and_route_us"] > 0
-        assert row["over_grouped"] == pytest.approx(row["us"] / row["grouped_us"])
+        beside = "plain" if "MXFP4" in row["model"] else "grouped"
+        assert row[f"over_{beside}"] == pytest.approx(row["us"] / row[f"{beside}_us"])
 
 
 def test_a_layer_of_experts_that_differs_is_refused(bench, monkeypatch):
@@ -293,7 +294,7 @@ def test_a_layer_of_experts_that_differs_is_refused(bench, monkeypatch):
         return [2 * out for out in ours(x, residual, layer)]
 
     monkeypatch.setattr(experts, "our_layer", doubled)
-    for row in suites.experts(bench):
+    for row in list(suites.experts(bench))[:3]:
         assert "differs from grouped_mm by" in row["refused"]
         assert "grouped_us" not in row
 
@@ -302,7 +303,7 @@ def test_a_layer_of_experts_that_differs_is_refused(bench, monkeypatch):
 def test_the_search_times_the_rule_and_every_kind_of_tiles(T, monkeypatch):
     is_compiling = False
 
-    def launch(x, ids, gate_up, down, tiles=None):
+    def launch(x, ids, gate_up, down, clamp, tiles=None):
         if tiles is not None and tiles.down.block_n == 128 and not is_compiling:
             raise RuntimeError("out of resource")
 

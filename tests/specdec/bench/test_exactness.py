@@ -51,9 +51,9 @@ def two_yardsticks(monkeypatch):
 def test_rounds_are_timed_with_each_exchange(bench, two_yardsticks, monkeypatch):
     contexts = []
 
-    def noted(q_THC, out_THC, cache, rows, scale):
+    def noted(q_THC, out_THC, cache, rows, *how):
         contexts.append(int(rows.positions[0]))
-        paged_attention(q_THC, out_THC, cache, rows, scale)
+        paged_attention(q_THC, out_THC, cache, rows, *how)
 
     monkeypatch.setattr(attention, "paged_attention", noted)
     rows = of_rounds(bench, 2, 2, 70)

@@ -45,9 +45,9 @@ def test_grouped_products_add_up_to_ours(layer, T):
     weights = torch.rand(T, k)
     is_padding = torch.arange(T) % 3 == 1
     ids[is_padding], weights[is_padding] = E, 0.0
-    of_experts = layer.experts.gate_up_proj, layer.experts.down_proj
+    of_experts = layer.experts.weights
     ours = experts_mlp(x, ids, weights, *of_experts).finish(x.dtype)
-    theirs = grouped_experts(x, ids, weights, *of_experts)
+    theirs = grouped_experts(x, ids, weights, *(each.data for each in of_experts))
     torch.testing.assert_close(theirs[~is_padding], ours[~is_padding])
 
 

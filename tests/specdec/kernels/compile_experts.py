@@ -26,6 +26,7 @@ from tests.specdec.kernels.compile_persistent import HOPPER
 
 K, E = 8, 128
 WIDTHS = {"gate_up": 2048, "down": 768}
+GPT_OSS = 2880  # both widths
 NORM = dict.fromkeys(
     ("out_ptr", "stream_ptr", "tap_ptr", "parts_ptr", "bias_ptr", "residual_ptr", "w_ptr"), "*bf16"
 )
@@ -33,10 +34,13 @@ NORM = dict.fromkeys(
 
 def main() -> None:
     floats = dict.fromkeys(("weights_ptr", "parts_ptr", "bias_ptr"), "*fp32")
-    for part, is_sorted, block_m in kinds(sys.argv[1:] == ["all"]):
-        shapes = candidates(part, block_m, WIDTHS[part])
-        for shape in shapes if sys.argv[1:] else shapes[:1]:
-            compile_product(part, is_sorted, shape)
+    has_all = sys.argv[1:] == ["all"]
+    for is_packed in (False, True):
+        widths = dict.fromkeys(WIDTHS, GPT_OSS) if is_packed else WIDTHS
+        for part, is_sorted, block_m in kinds(has_all):
+            shapes = candidates(part, block_m, widths[part], is_packed)
+            for shape in shapes if has_all else shapes[:1]:
+                compile_product(part, is_sorted, shape, is_packed)
     flags = {"IS_RENORMALIZED": False, "HAS_BIAS": True, "HAS_SLOTS": True, "HAS_ROWS": True}
     sizes = {"SPLITS": 8, "K": K, "BLOCK_K": K, "BLOCK_E": E}
     slots = {"slots_ptr": "*i64", "rows_ptr": "*i64"}
@@ -55,14 +59,23 @@ def kinds(has_all):
     return (*found, *((part, True, block_m) for part in WIDTHS for block_m in ROWS))
 
 
-def compile_product(part, is_sorted, shape) -> None:
-    types = {"out_ptr": "*bf16", "x_ptr": "*bf16"}
-    types["w_desc"] = f"tensordesc<bf16[{shape.block_n}, {shape.block_k}]>"
-    flags = {"IS_GATED": part == "gate_up", "HAS_TILES": is_sorted, "IS_WHOLE": True}
-    flags["IS_KEPT"] = shape.block_m < COMPUTING_ROWS
+def compile_product(part, is_sorted, shape, is_packed) -> None:
+    """is_packed: gpt-oss: MXFP4 with biases and the clamped SwiGLU"""
+    types = {"out_ptr": "*bf16", "x_ptr": "*bf16", "bias_ptr": "*bf16"}
+    types["w"] = f"tensordesc<bf16[{shape.block_n}, {shape.block_k}]>"
+    slots, width = (4, GPT_OSS) if is_packed else (K, WIDTHS[part])
+    flags = {"IS_GATED": part == "gate_up", "HAS_TILES": is_sorted, "IS_COMPILED": True}
+    flags |= {"IS_KEPT": shape.block_m < COMPUTING_ROWS, "IS_WHOLE": width % shape.block_k == 0}
     block_m, tail = row_pieces(shape.block_m)
-    sizes = {"SLOTS": K, "BLOCK_M": block_m, "TAIL": tail, "BLOCK_E": 2 * E, "BLOCK_P": K * block_m}
-    constants = flags | sizes | {"BLOCK_S": K, "needed_ptr": None}
+    sizes = {"BLOCK_N": shape.block_n, "BLOCK_K": shape.block_k, "BLOCK_M": block_m, "TAIL": tail}
+    sizes |= {"BLOCK_E": 2 * E, "BLOCK_P": slots * block_m, "SLOTS": slots, "BLOCK_S": slots}
+    constants = flags | sizes | {"needed_ptr": None}
+    if is_packed:
+        types["w"] = "*i32"
+        is_gated = part == "gate_up"
+        constants |= {"LIMIT": 7.0 if is_gated else None, "ALPHA": 1.702 if is_gated else None}
+    else:
+        constants |= dict.fromkeys(("LIMIT", "ALPHA", "bias_ptr", "scales_ptr"))
     show(products._expert_kernel, types, constants, shape.num_warps, shape.num_stages)
 
 

@@ -37,6 +37,8 @@ KERNELS = {
         1,
         {
             **SIZES,
+            "sinks_ptr": None,
+            "window": None,
             "sharers": None,
             "fewer": None,
             "IS_SUMMED": False,
@@ -51,6 +53,8 @@ KERNELS = {
         4,
         {
             **SIZES,
+            "sinks_ptr": None,
+            "window": None,
             "IS_SPLIT": True,
             "IS_UNIFORM": True,
             "IS_HELPED": False,

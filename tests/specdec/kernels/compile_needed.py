@@ -10,6 +10,7 @@ C: head_dim, if not 128.
 import inspect
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
@@ -29,7 +30,7 @@ with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Trit
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-FLOATS = ("acc", "stats", "best", "sums", "parts", "scores", "peaks", "logits", "floor")
+FLOATS = ("acc", "stats", "sinks", "best", "sums", "parts", "scores", "peaks", "logits", "floor")
 TYPES = {
     **{f"{name}_ptr": "*fp32" for name in (*FLOATS, "temperature", "cos", "sin")},
     "ids_ptr": "*i32",
@@ -98,12 +99,15 @@ def main() -> None:
             (Path(sys.argv[1]) / f"{name}.ptx").write_text(plain)
 
 
-def ptx_of(kernel, constants, has_number: bool) -> str:
-    """Without line numbers. Pointers are to int64, numbers int32, where nothing else is said."""
+def ptx_of(kernel, constants, has_number: bool, given: Sequence[str] = ()) -> str:
+    """Without line numbers. Pointers are to int64, numbers int32, where nothing else is said.
+
+    given: the window or sinks, which are None otherwise
+    """
     constants = constants | {"PDL": True}
     names = list(inspect.signature(kernel.fn).parameters)
-    if "needed_ptr" in names and not has_number:
-        constants = constants | {"needed_ptr": None}
+    absent = {"sinks_ptr", "window", *(() if has_number else ("needed_ptr",))} - {*given}
+    constants = {name: None for name in absent if name in names} | constants
     types = TYPES | dict.fromkeys(constants, "constexpr")
     signature = {
         name: types.get(name, "*i64" if name.endswith("_ptr") else "i32") for name in names

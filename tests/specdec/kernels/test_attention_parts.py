@@ -43,7 +43,7 @@ def _sum_kernel(
         c = columns_of_lanes(column, COLUMNS)
         PART: tl.constexpr = (COLUMNS, C, LINE_COLUMNS)
         AT_ONCE: tl.constexpr = (FEW, MANY)
-        total, acc = add_parts(parts, num_parts, column, PART, AT_ONCE, False)
+        total, acc = add_parts(parts, num_parts, column, None, PART, AT_ONCE, False)
     tl.store(out_ptr + c, acc, mask=c < C)
     tl.store(out_ptr + C + 0 * c, tl.broadcast_to(total, acc.shape))
 

@@ -86,7 +86,7 @@ def test_rows_of_trees_get_the_bits_of_launches_one_by_one(num_trees, num_nodes)
     def one_by_one(q, out, kv):
         for launch in launches_of(case.tree):
             torch.cuda.synchronize()
-            launch(out, q, *kv.unbind())
+            launch(out, q, *kv.unbind(), None)
         torch.cuda.synchronize()
 
     def attend(q, out, kv):

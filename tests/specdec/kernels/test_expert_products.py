@@ -41,7 +41,9 @@ def equal(found, expected):
 
 def both_ways(x, ids, weights):
     """The rule's tiles, and few rows sorted too."""
-    tiles = expert_tiles(len(x), ids.shape[1], weights[0].shape, weights[1].shape, x.dtype)
+    gate_up, packed = weights[0], weights[0].is_packed
+    sizes = gate_up.num_experts, x.shape[1], gate_up.num_rows // 2
+    tiles = expert_tiles(len(x), ids.shape[1], *sizes, x.dtype, packed)
     return (tiles,) if tiles.is_sorted else (tiles, tiles._replace(is_sorted=True))
 
 
@@ -49,9 +51,9 @@ def assert_equal_bits(every, args, expected):
     """Compile for all tiles at once, then compare."""
     with compiling_ahead(torch.device("cuda"), progress=False):
         for tiles in every:
-            launch_expert_parts(*args, tiles)
+            launch_expert_parts(*args, tiles=tiles)
     for tiles in every:
-        assert equal(launch_expert_parts(*args, tiles), expected), (len(args[0]), tiles)
+        assert equal(launch_expert_parts(*args, tiles=tiles), expected), (len(args[0]), tiles)
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def test_parts_have_the_bits_of_products(exact_device, E, k, T):
     x, ids = torch.randn(T, D, device=exact_device).to(dtype), choices(T, E, k, exact_device)
     expected = by_products(x, ids, *weights)
     for tiles in both_ways(x, ids, weights):
-        assert equal(launch_expert_parts(x, ids, *weights, tiles), expected)
+        assert equal(launch_expert_parts(x, ids, *weights, tiles=tiles), expected)
 
 
 @pytest.mark.parametrize("how", ["one", "padded", "nobody"])
@@ -148,7 +150,7 @@ def test_a_pass_that_is_not_needed_writes_nothing(exact_device, poisoned, T):
     "E, k, D, I", [(8, 2, 4096, 14336), (128, 8, 2048, 768), (32, 8, 1024, 512), (12, 3, 40, 24)]
 )
 def test_tiles_keep_the_bits_and_fit(rows, E, k, D, I):
-    tiles = expert_tiles(rows, k, torch.Size((E, 2 * I, D)), torch.Size((E, D, I)), BF16)
+    tiles = expert_tiles(rows, k, E, D, I, BF16, False)
     block_m = rows_of_tile(rows, k, E)
     for part, of_w, K, shape in (("gate_up", 2, D, tiles[0]), ("down", 1, I, tiles[1])):
         found = candidates(part, block_m, K)
@@ -173,9 +175,7 @@ def test_all_heights_have_tiles_of_both_products():
 def test_an_experts_rows_mostly_fit_a_tile():
     """If they are drawn; of very many no tile has room."""
     for T, block_m in ((65, 16), (256, 32), (1024, 96), (2048, 160), (8192, 128)):
-        tiles = expert_tiles(
-            T, 8, torch.Size((128, 1536, 2048)), torch.Size((128, 2048, 768)), BF16
-        )
+        tiles = expert_tiles(T, 8, 128, 2048, 768, BF16, False)
         assert tiles.gate_up.block_m == tiles.down.block_m == block_m
         mean = T * 8 / 128
         assert block_m == 128 or block_m >= mean + 2 * mean**0.5

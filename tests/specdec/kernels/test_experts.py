@@ -32,9 +32,9 @@ def one_by_one(x, ids, gate_up, down):
     parts = torch.zeros(ids.shape[1], *x.shape, dtype=torch.float64, device=x.device)
     for t, row in enumerate(ids.tolist()):
         for s, e in enumerate(row):
-            if e < len(gate_up):
-                gate, up = (gate_up[e].double() @ x[t].double()).chunk(2)
-                parts[s, t] = down[e].double() @ (F.silu(gate) * up).to(x.dtype).double()
+            if e < gate_up.num_experts:
+                gate, up = (gate_up.data[e].double() @ x[t].double()).chunk(2)
+                parts[s, t] = down.data[e].double() @ (F.silu(gate) * up).to(x.dtype).double()
     return parts
 
 

@@ -1,6 +1,7 @@
 """A graph that serves any short step finds its query tiles in a list; their bits are as without."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -31,14 +32,27 @@ def listed(rows, shape, shared_rows):
     return replace(rows, listed=tiles_X3, max_query_len=1)
 
 
-def check(group, dtype, C, device, how=launch_paged_attention):
+def check(group, dtype, C, device, how=launch_paged_attention, window=None):
     torch.manual_seed(0)
     extents = LENGTHS, QUERY_LENS
     q, cache, rows = case("normal", extents, group=group, G=2, C=C, dtype=dtype, device=device)
+    sinks_H = None if window is None else torch.randn(2 * group, device=device)
+    how = partial(how, window=window, sinks_H=sinks_H)
     expected = output(how, q, cache, rows)
     assert not expected.isnan().any()
     shared_rows = sum(QUERY_LENS[:NUM_VERIFIED])
     assert torch.equal(output(how, q, cache, listed(rows, chain(9), shared_rows)), expected)
+
+
+@pytest.mark.parametrize("window", [1, 65])
+def test_listed_tiles_have_windows_and_sinks(window):
+    check(2, FP32, 16, "cpu", window=window)
+
+
+@pytest.mark.gpu
+def test_listed_tiles_have_windows_and_sinks_on_a_gpu():
+    for window in (1, 65, 128):
+        check(8, BF16, 64, "cuda", window=window)
 
 
 @pytest.mark.parametrize(

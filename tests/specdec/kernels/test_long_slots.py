@@ -118,7 +118,7 @@ def test_long_slots_are_shared_if_there_are_room_and_teams_for_all_of_them(
     assert torch.equal(attend(monkeypatch, 8, q, cache, rows), expected)
     alone = torch.full_like(q, torch.nan)
     _, _, walk = launches_of(rows)
-    walk(alone, q, *cache.unbind())
+    walk(alone, q, *cache.unbind(), None)
     assert alone.isnan().all((1, 2)).tolist() == [b in left_out for b in range(4)]
     if room == 2:
         assert rows.workspace.isnan().all()
@@ -141,7 +141,7 @@ def test_a_slot_is_long_though_its_last_rows_are_padding(exact_device, monkeypat
     others = torch.ones(len(q), dtype=torch.bool, device=exact_device).index_fill(0, padding, False)
     assert torch.equal(found[others], expected[others])
     alone = torch.full_like(q, torch.nan)
-    launches_of(rows)[2](alone, q, *cache.unbind())
+    launches_of(rows)[2](alone, q, *cache.unbind(), None)
     assert alone.isnan().all((1, 2)).tolist() == [True] * 4 + [False] * 4 + [True] * 4
 
 
@@ -178,8 +178,8 @@ def test_teams_write_nothing_where_no_slot_is_long(exact_device, monkeypatch):
     assert rows.workspace.isnan().all()
     out = torch.full_like(q, torch.nan)
     share, combine_long, _ = launches_of(rows)
-    share(out, q, *cache.unbind())
-    combine_long(out, q, *cache.unbind())
+    share(out, q, *cache.unbind(), None)
+    combine_long(out, q, *cache.unbind(), None)
     assert out.isnan().all()
 
 

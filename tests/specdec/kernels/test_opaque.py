@@ -79,7 +79,10 @@ def test_the_shapes_that_the_compiler_is_told_are_the_true_ones(T, device):
     check("add", parts, None, None, 1.0, None, x, out)
     check("router_sums", x, w)
     ids = torch.arange(T, device=device).int()[:, None] % 4
-    check("expert_parts", x, ids, torch.rand(3, 32, D, device=device), w[:48].view(3, D, 16))
+    gate_up, down = torch.rand(3, 32, D, device=device), w[:48].view(3, D, 16)
+    check("expert_parts", x, ids, gate_up, None, None, down, None, None, None, None)
+    biases = torch.rand(3, 32, device=device), torch.rand(3, D, device=device)
+    check("expert_parts", x, ids, gate_up, None, biases[0], down, None, biases[1], 1.5, 1.0)
     check("take_rows", x.view(T, 2, -1), y, torch.tensor([T - 1, 0], device=device))
 
 

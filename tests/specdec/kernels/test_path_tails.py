@@ -325,7 +325,7 @@ def test_programs_beside_each_other_write_different_results(device, cut, base, m
         written = []
         for launch in apart(rows):
             workspace.fill_(torch.nan)
-            launch(case.q.clone(), case.q, *case.cache.unbind())
+            launch(case.q.clone(), case.q, *case.cache.unbind(), None)
             acc = workspace[: T * H * num_parts * C].view(T, H, num_parts, C)
             written.append(~acc.isnan().all(dim=-1))
         tails, walk = written
@@ -349,7 +349,7 @@ def test_a_slot_at_the_end_of_the_context_writes_into_no_other(device, cut):
     case.attend(launch_paged_attention, rows)
     rows.workspace.fill_(torch.nan)
     tails, _ = apart(rows)
-    tails(case.q.clone(), case.q, *case.cache.unbind())
+    tails(case.q.clone(), case.q, *case.cache.unbind(), None)
     acc = rows.workspace[: T * H * num_parts * C].view(T, H, num_parts, C)
     assert acc[3, :, 0].isnan().all()  # the walk's, of the next slot
     assert acc[3:, :, 1].isfinite().all()

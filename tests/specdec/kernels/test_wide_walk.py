@@ -237,7 +237,7 @@ def test_last_keys_have_a_launch_of_their_own_beside_the_walk(exact_interpreter,
         given = pass_of(case, rows)
         given = given._replace(plan=given.plan._replace(is_wide=is_wide))
         prepared = prepare_walk(given)
-        prepared(torch.empty_like(case.q), case.q, *case.cache.unbind())
+        prepared(torch.empty_like(case.q), case.q, *case.cache.unbind(), None)
         found.append((prepared, given.parts))
     (whole, both), (alone, last) = found
     num_tails = 2 * TailPrograms.of(4, 3, HeadShape(2, 1, 16, 2)).of_slot
@@ -270,7 +270,7 @@ def test_padding_is_added_up_where_splits_are_merged(exact_interpreter, monkeypa
     given.parts.acc[: 3 * 2 * NS * 16].view(3, 2, NS, 16)[:, :, merged - 1 :] = 6.0
     given.parts.stats[: 3 * 2 * NS * 2].view(3, 2, NS, 2)[:, :, merged - 1 :] = 2.0
     out = torch.full_like(case.q, torch.nan)
-    combine.prepare_combine(given)(out)
+    combine.prepare_combine(given)(out, None)
     assert (out == 3.0).all()
 
 
@@ -301,10 +301,10 @@ def test_rows_are_added_up_from_their_merged_splits_on(forget, monkeypatch, shar
     given.parts.acc[: own * 16].view(3 * H, NS, 16)[:, : count - 1] = torch.nan
     given.parts.stats[: own * 2].view(3 * H, NS, 2)[:, : count - 1] = torch.nan
     again = torch.full_like(out, torch.nan)
-    combine.prepare_combine(given)(again)
+    combine.prepare_combine(given)(again, None)
     assert torch.equal(again, out)
     forget()
-    combine.prepare_combine(given)(again.fill_(torch.nan))
+    combine.prepare_combine(given)(again.fill_(torch.nan), None)
     assert torch.equal(again, out)
     assert given.parts.acc[: own * 16].isnan().all()
 

@@ -43,12 +43,13 @@ def tokens_of(
     num_tokens: int,
     chunk: int = 16,
     tree: TreeShape | None = None,
+    num_drafts: int = 3,
 ) -> list[list[int]]:
-    """Let an engine write after all prompts, with trees or three drafts; two requests run at once.
+    """Let an engine write after all prompts, with trees or drafts; two requests run at once.
 
     eagle: None: without drafts
     """
-    runner = _runner(target, eagle, chunk, 3 if eagle is not None else 0, tree)
+    runner = _runner(target, eagle, chunk, num_drafts if eagle is not None else 0, tree)
     return _generate(runner, target, prompts, num_tokens)
 
 

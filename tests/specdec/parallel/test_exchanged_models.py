@@ -9,6 +9,7 @@ import torch
 from tests.specdec.parallel.passes import Pair, passes_of
 from tests.specdec.tiny_pair import changed, on_disk, random_draft
 from tests.weights.formats import FORMATS
+from tests.weights.gpt_oss import write_both_forms
 from tests.weights.published import save
 from tests.weights.tiny import eagle1_config, eagle3_config, tiny_target
 from weights.shard import WHOLE
@@ -31,12 +32,13 @@ TARGETS = {
     "granite": {},
 }
 EXPERTS = ["qwen3_moe, a dense layer", "granitemoe"]
+GPT_OSS = "gpt_oss, MXFP4"  # with windows, sinks and all biases
 DRAFTS = {
     "eagle-3": (eagle3_config, {}),
     "eagle-3, two layers": (eagle3_config, {"num_layers": 2, "recycled": "post_norm"}),
     "eagle-1": (eagle1_config, {}),
 }
-MODELS = [*TARGETS, *EXPERTS]
+MODELS = [*TARGETS, *EXPERTS, GPT_OSS]
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,10 @@ def pair(tmp_path_factory):
         if name in EXPERTS:
             mlp_only = {"mlp_only_layers": [2]} if name.startswith("qwen3") else {}
             save(name, directory / "target", **OF_FILES, **mlp_only)
+            return Pair(directory / "target")
+        if name == GPT_OSS:
+            save("gpt_oss", directory, **OF_FILES, num_local_experts=8)
+            write_both_forms(directory, directory / "target", directory / "plain")
             return Pair(directory / "target")
         config = tiny_target(name.split(",")[0]).config
         keys = {"mlp_bias": True} if "biases" in name else {}

@@ -169,8 +169,13 @@ def test_attention_to_trees_beside_chains_is_compiled_ahead(monkeypatch, max_mod
 
 @pytest.mark.parametrize("has_wgmma", [False, True])
 @pytest.mark.parametrize("has_paths", [False, True])
-@pytest.mark.parametrize("group, G, C", [(4, 8, 128), (2, 2, 64), (1, 1, 32)])
-def test_launches_of_one_kind_take_the_same_kernels(monkeypatch, has_paths, group, G, C, has_wgmma):
+@pytest.mark.parametrize(
+    "group, G, C, window",
+    [(4, 8, 128, None), (2, 2, 64, None), (1, 1, 32, None), (8, 8, 64, 128), (4, 8, 128, 4096)],
+)
+def test_launches_of_one_kind_take_the_same_kernels(
+    monkeypatch, has_paths, group, G, C, window, has_wgmma
+):
     """Else one that was compiled ahead would not serve for all of them."""
     monkeypatch.setattr(launch, "is_hopper", lambda device: has_wgmma)
     monkeypatch.setattr(launch, "WideWalk", lambda *_: taken.append("wide"))
@@ -183,7 +188,7 @@ def test_launches_of_one_kind_take_the_same_kernels(monkeypatch, has_paths, grou
         real(self, kernel, grid, **given)
 
     monkeypatch.setattr(Repeated, "__init__", spy)
-    heads = HeadShape(group, G, C, 2)
+    heads = HeadShape(group, G, C, 2, window)
     cache = torch.zeros(2, 2, G, 64, C, dtype=torch.bfloat16)
     lengths = (3000, 200 * 64) if has_paths else (200 * 64,)
     counts, all_rows = (1, 2, 3, 5, 8, 9, 16, 17, 33, 64), (1, 2, 4, 6, 8, 16, 20)
@@ -199,9 +204,10 @@ def test_launches_of_one_kind_take_the_same_kernels(monkeypatch, has_paths, grou
             max_seq_len=longest,
             paths=paths if has_paths else None,
         )
-        launch._prepare(torch.zeros(B * Q, group * G, C, dtype=torch.bfloat16), cache, rows, None)
+        q = torch.zeros(B * Q, group * G, C, dtype=torch.bfloat16)
+        launch._prepare(q, cache, rows, None, window)
         kind = plan_launch(B, Q, heads, has_paths=has_paths, most_keys=longest).kind
         assert compiled.setdefault(kind, taken) == taken, (B, Q, longest)
     assert len(compiled) > 1
     has_wide = any("wide" in kernels for kernels in compiled.values())
-    assert has_wide == (has_paths and has_wgmma and (group, C) == (4, 128))
+    assert has_wide == (has_paths and has_wgmma and (group, C, window) == (4, 128, None))

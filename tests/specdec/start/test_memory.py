@@ -1,12 +1,16 @@
 """A GPU's memory adds up to the budget, and what does not fit is refused with what to lower."""
 
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
+from scripts.random_pair import write_pair
 from specdec.bench.pair import load_pair
+from specdec.config import EngineConfig
+from specdec.models.build import bytes_per_block
 from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes
@@ -17,8 +21,13 @@ from specdec.start.memory import (
     plan_memory,
     run_largest_steps,
 )
-from specdec.start.sizing import GIB
+from specdec.start.sizing import GIB, largest_sizes
+from specdec.start.speculation import drafting_of
 from tests.specdec.graph_walk import caches, make_backend, tiny, tiny_runner
+from weights.arrange import arrange
+from weights.files.reader import Reader
+from weights.load import bind_target
+from weights.report import Log
 
 SIZES = EngineSizes(
     max_model_len=2048,
@@ -53,6 +62,31 @@ def test_the_plan_of_several_ranks_fits_the_one_with_least():
     found = of_all_ranks(own, lambda value: min(value, next(values, value)))
     assert found == replace(own, total=min(own.total, 70 << 30), step=max(own.step, 5 << 30))
     assert of_all_ranks(own, lambda value: value) == own
+
+
+def needs_of_120b(directory, total):
+    """What gpt-oss-120b needs for 64 requests of up to 32,768 tokens, and its sizes."""
+    write_pair(directory, "gpt-oss-120b")
+    config, wanted, _ = bind_target(Reader(directory / "target"), Log())
+    plan = arrange(wanted)
+    weights = sum(
+        math.prod(shape) * plan.dtypes.get(name, torch.bfloat16).itemsize
+        for name, shape in plan.shapes.items()
+    )
+    asked = EngineConfig(max_model_len=32768, max_num_seqs=64)
+    sizes = largest_sizes(asked, drafting_of(None, has_graphs=True), config, None)
+    block = bytes_per_block(config.heads, config.num_layers, torch.bfloat16)
+    return needs(total=total, weights=weights, block=block), sizes
+
+
+def test_gpt_oss_120b_plans_its_memory_on_one_gpu(tmp_path):
+    given, sizes = needs_of_120b(tmp_path, total=140 * GIB)
+    assert 60 * GIB < given.weights < 62 * GIB
+    blocks = plan_memory(given, 0.9, sizes)
+    assert 64 * 8192 < blocks * BLOCK_SIZE < 64 * 32768  # not all can be as long at a time
+    assert "weights" in memory_table(given, 0.9, blocks)
+    with pytest.raises(ValueError, match="max_model_len=32768 need"):
+        plan_memory(replace(given, total=64 * GIB), 0.9, sizes)
 
 
 def test_the_cache_gets_the_rest_of_the_budget():

@@ -9,6 +9,7 @@ from specdec import LLM
 from specdec.config import EngineConfig
 from specdec.start.sizing import check_weights, largest_sizes
 from specdec.start.speculation import drafting_of
+from tests.weights.gpt_oss import write_both_forms
 from tests.weights.published import save
 from tests.weights.tiny import tiny_target
 from weights import RopeConfig
@@ -50,6 +51,18 @@ def test_a_stretched_rope_lengthens_the_context(rope, longest):
 def test_the_limit_says_what_it_is_made_of():
     with pytest.raises(ValueError, match=r"the target's 1024 positions \(yarn rope: 256 \* 4\)$"):
         max_model_len(yarn(256, 4.0), 1025)
+
+
+def test_packed_weights_take_what_they_take_in_every_dtype(tmp_path):
+    save("gpt_oss", tmp_path / "target")
+    write_both_forms(tmp_path / "target", tmp_path / "packed", tmp_path / "plain")
+    reader = Reader(tmp_path / "packed")
+    packed = sum(each.num_bytes for each in reader.entries.values() if each.dtype == "U8")
+    whole = sum(each.num_bytes for each in reader.entries.values())
+    need = packed + (whole - packed) // 2
+    check_weights(reader, torch.bfloat16, need + 1)
+    with pytest.raises(ValueError, match="the weights take"):
+        check_weights(reader, torch.bfloat16, need)
 
 
 def test_weights_that_no_device_holds_are_refused_before_they_are_read(tmp_path, monkeypatch):

@@ -59,7 +59,7 @@ EAGLE3 = [
     ({"rope": LLAMA3}, 6),
     ({"rope": YARN}, 6),
     ({"rope": RopeConfig(theta=1e6, kind="linear", factor=4.0)}, 6),
-    ({"sliding_window": 16}, 2),
+    ({"window": 16}, 2),
 ]
 EAGLE1 = [
     ({}, 3),

@@ -7,6 +7,7 @@ from specdec.serve.http.agents.answer_reading import (
     TOOL_CALL_PARSERS,
     answer_format,
 )
+from tests.specdec.requests.chat_families import FAMILIES
 
 # the parts of each family's template that show what the model writes
 TEMPLATES = {
@@ -22,6 +23,14 @@ def test_the_template_says_how_calls_are_written(name):
     found = answer_format(TEMPLATES[name], "auto", "auto")
     assert (found.calls and found.calls.name) == name
     assert found.knows_tools == (name is not None)
+    assert not found.thinks
+
+
+def test_calls_in_channels_are_not_read():
+    """gpt-oss's template knows tools, so a request with some is refused by name."""
+    found = answer_format(FAMILIES["harmony"].template, "auto", "auto")
+    assert found.knows_tools
+    assert found.calls is None
     assert not found.thinks
 
 

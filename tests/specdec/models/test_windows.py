@@ -24,7 +24,7 @@ from weights.load import LoadedTarget
 WINDOW = 24
 LENGTHS = 1, 23, 24, 25, 64, 70
 PROMPTS = [[(29 * i + 5 * n) % 96 for i in range(n)] for n in LENGTHS]
-PROMPTS.append([*PROMPTS[-1][:66], 5, 6])  # begins as another
+SEVERAL = [*PROMPTS[2:], [*PROMPTS[-1][:66], 5, 6]]  # the last one begins as another
 NUM_TOKENS = 12
 
 
@@ -81,7 +81,7 @@ def write(loaded: LoadedTarget, eagle, way: Way) -> list[list[int]]:
         max_model_len=192,
         max_num_seqs=way.num_seqs,
         max_num_batched_tokens=way.chunk,
-        num_kv_blocks=3 * len(PROMPTS),
+        num_kv_blocks=3 * len(SEVERAL),
         num_speculative_tokens=way.K,
         tree=way.tree,
     )
@@ -94,7 +94,7 @@ def write(loaded: LoadedTarget, eagle, way: Way) -> list[list[int]]:
     how = {"use_prefix_cache": way.is_cached, "is_async": False}
     engine = assemble(runner, loaded.config, SilentTokenizer(), **how)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    requests = engine.add_requests([(prompt, params) for prompt in PROMPTS])
+    requests = engine.add_requests([(prompt, params) for prompt in SEVERAL])
     while engine.has_unfinished:
         engine.step()
     num_cached = max(request.stats.num_cached_tokens for request in requests)
@@ -147,6 +147,6 @@ def with_sinks(loaded: LoadedTarget, sinks: dict) -> LoadedTarget:
 def test_sinks_count_in_the_softmax_of_each_layer(mistral, draft, directory, sinks, alone, way):
     reference = Reference(directory)
     reference.weights |= sinks
-    expected = [reference.greedy(prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = [reference.greedy(prompt, NUM_TOKENS) for prompt in SEVERAL]
     assert write(with_sinks(mistral[1], sinks), draft, way) == expected
-    assert sum(text != other for text, other in zip(expected, alone, strict=True)) > 3
+    assert sum(text != other for text, other in zip(expected, alone, strict=True)) > 2

@@ -168,7 +168,6 @@ def plan_launch(
     is_round = max_query_len <= MAX_SPLIT_TOKENS
     tile = query_tile(usual * heads.group, heads)
     is_split = (is_round or has_paths) and _programs(B, usual, tile, heads) < _full(has_paths)
-    is_windowed = heads.window is not None
     if heads.window is not None and keys_of_window(heads.window, max_query_len) <= FEW_KEYS:
         is_split = False
     if is_split and has_paths:
@@ -177,7 +176,7 @@ def plan_launch(
         tile = _sharing_tile(B, usual, max_query_len, heads)
     of_slot = _programs(1, usual, tile, heads)
     may_be_long = ALONE_KEYS is not None and (most_keys is None or most_keys > ALONE_KEYS)
-    may_be_long = may_be_long and not is_windowed
+    may_be_long = may_be_long and heads.window is None
     is_helped = may_be_long and of_slot < FULL and is_round and not has_paths and not is_split
     sharers, teams, registers = 1, 0, None
     if is_helped or (is_split and B > 1 and not has_paths):
@@ -190,8 +189,8 @@ def plan_launch(
         if has_paths:
             most = FEW_SHARERS if B * of_slot >= MANY_TILES else PATH_SHARERS
         sharers = -(-most // (B * of_slot))
-    is_wide = is_split and has_paths and usual * heads.group > PATH_ROWS and not is_windowed
-    is_wide = is_wide and (most_keys is None or most_keys > WIDE_FROM)
+    is_wide = is_split and has_paths and usual * heads.group > PATH_ROWS
+    is_wide = is_wide and heads.window is None and (most_keys is None or most_keys > WIDE_FROM)
     return Launch(
         tile,
         _tokens(tile, heads),

@@ -56,7 +56,7 @@ def first_seen(position, window):
 
 @jit
 def start_of(split, first, window, S: tl.constexpr):
-    """Find the first key of a split, or of the first tile that begins to matter to row `first`."""
+    """Find the first key of a split, or of the tile where the window of row `first` begins."""
     start = split_start(split)
     if window is not None:
         start = tl.maximum(start, first_seen(first, window) // S * S)
@@ -65,10 +65,8 @@ def start_of(split, first, window, S: tl.constexpr):
 
 @jit
 def count_splits(first, last, window):
-    """Count the splits that rows between these positions see, in a window or of all keys."""
-    count = split_of(tl.maximum(last, 0)) + 1
-    if window is not None:
-        count -= split_of(first_seen(first, window))
+    """Count the splits from the window of row `first` on, up to key `last` (-1: no key)."""
+    count = split_of(tl.maximum(last, 0)) + 1 - split_of(first_seen(first, window))
     return tl.where(last < 0, 0, count)
 
 

@@ -104,7 +104,8 @@ SLOW = pytest.mark.slow
 
 def slow_but(first, *others):
     """Parameters of which the default suite takes the first."""
-    return [first, *(pytest.param(each, marks=SLOW) for each in others)]
+    values = (each if isinstance(each, tuple) else (each,) for each in others)
+    return [first, *(pytest.param(*each, marks=SLOW) for each in values)]
 
 
 @pytest.mark.parametrize("has_sinks", slow_but(True, False))
@@ -205,7 +206,7 @@ def test_padding_after_a_slots_rows_is_a_number(exact_interpreter, monkeypatch, 
 
 
 @pytest.mark.parametrize("full", [NEVER, ALWAYS])
-@pytest.mark.parametrize("base, window", [(1100, 10), (1100, 100), (20, 3)])
+@pytest.mark.parametrize("base, window", slow_but((1100, 10), (1100, 100), (20, 3)))
 def test_padding_after_a_trees_rows_is_a_number(exact_interpreter, monkeypatch, base, window, full):
     """Where there are splits of shared keys, none in the window, and none at all."""
     monkeypatch.setattr(launch_plan, "FULL", full)
@@ -231,9 +232,7 @@ TREES = (62, 3), (126, 40), (60, 1), (66, 4), (70, 20), (70, 64), (126, 70), (12
 
 @pytest.mark.parametrize("full", [NEVER, ALWAYS])
 @pytest.mark.parametrize("has_sinks", slow_but(True, False))
-@pytest.mark.parametrize(
-    "base, window", [*TREES[:2], *(pytest.param(*each, marks=SLOW) for each in TREES[2:])]
-)
+@pytest.mark.parametrize("base, window", [TREES[0], *slow_but(*TREES[1:])])
 def test_trees_get_the_bits_of_their_paths(
     exact_interpreter, monkeypatch, full, has_sinks, base, window
 ):

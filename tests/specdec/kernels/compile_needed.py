@@ -57,7 +57,7 @@ ADDED_UP = {
     "LINE_COLUMNS": 32,
 }
 KERNELS = (
-    (linear._linear_kernel, {"HAS_BIAS": False, "TAIL": 0, "SPLITS": 2, "IS_SERIAL": False}),
+    (linear._linear_kernel, {"HAS_BIAS": False, "TAIL": 0, "SPLITS": 2, "WALKED": 1}),
     (gate_up._gate_up_kernel, {"HAS_BIAS": False, "TAIL": 0}),
     (
         best_token._tile_maxima_kernel,

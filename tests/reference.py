@@ -98,7 +98,12 @@ def attention(
     is_hidden_TS = torch.ones(T, S, dtype=torch.bool).triu(S - T + 1)
     if layer.window is not None:
         is_hidden_TS |= torch.ones(T, S, dtype=torch.bool).tril(S - T - layer.window)
-    probs_HTS = scores_HTS.masked_fill(is_hidden_TS, -math.inf).softmax(-1)
+    scores_HTS = scores_HTS.masked_fill(is_hidden_TS, -math.inf)
+    if f"{name}.sinks" in weights:  # one more score of each head, without a value
+        sinks_HT1 = weights[f"{name}.sinks"].view(-1, 1, 1).expand(-1, T, 1)
+        probs_HTS = torch.cat([scores_HTS, sinks_HT1], -1).softmax(-1)[..., :-1]
+    else:
+        probs_HTS = scores_HTS.softmax(-1)
     out_THC = torch.einsum("hts,shc->thc", probs_HTS, v_SGC.repeat_interleave(group, 1))
     return linear(weights, f"{name}.o_proj", out_THC.flatten(1), layer.o_bias)
 

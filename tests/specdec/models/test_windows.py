@@ -1,4 +1,4 @@
-"""Layers with a window of 24 keys write what transformers does, however an engine runs."""
+"""Layers with a window of 24 keys, and with sinks, write the same however an engine runs."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from specdec.config import GraphConfig
 from specdec.runner import Runner
 from specdec.sizes import EngineSizes, TreeShape
 from specdec.start.load import assemble
+from tests.reference import Reference
 from tests.specdec.models.test_published import LOGITS, difference
 from tests.specdec.models.written import SilentTokenizer
 from tests.specdec.tiny_pair import random_draft
@@ -50,9 +51,13 @@ SLOW = "one chunk", "graphs"
 
 
 @pytest.fixture(scope="module")
-def mistral(tmp_path_factory):
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("target")
+
+
+@pytest.fixture(scope="module")
+def mistral(directory):
     """The model of transformers, and what we load of its files."""
-    directory = tmp_path_factory.mktemp("target")
     model = save("mistral, windows", directory)
     return model, load_target(directory, progress=False)
 
@@ -65,8 +70,9 @@ def draft(mistral):
     return random_draft(eagle3_config(loaded, head_dim=head_dim, window=20))
 
 
-def with_window(loaded: LoadedTarget, window: int | None) -> LoadedTarget:
-    layers = tuple(dataclasses.replace(kind, window=window) for kind in loaded.config.layers)
+def changed(loaded: LoadedTarget, **changes: object) -> LoadedTarget:
+    """The target with other values in the kinds of its layers."""
+    layers = tuple(dataclasses.replace(kind, **changes) for kind in loaded.config.layers)
     return dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, layers=layers))
 
 
@@ -112,7 +118,7 @@ def test_logits_and_tokens_are_those_of_transformers(mistral, length):
 @pytest.mark.parametrize("window", [WINDOW - 1, WINDOW + 1, None])
 def test_another_window_shows_in_the_logits(mistral, window):
     model, loaded = mistral
-    assert difference(model, with_window(loaded, window), PROMPTS[3], 4) > 10 * LOGITS
+    assert difference(model, changed(loaded, window=window), PROMPTS[3], 4) > 10 * LOGITS
 
 
 @pytest.mark.parametrize(
@@ -120,3 +126,27 @@ def test_another_window_shows_in_the_logits(mistral, window):
 )
 def test_no_token_depends_on_the_way_of_the_engine(mistral, draft, alone, name):
     assert write(mistral[1], draft, WAYS[name]) == alone
+
+
+@pytest.fixture(scope="module")
+def sinks(mistral):
+    """Of each layer [H], with a spread of 1.5."""
+    generator = torch.Generator().manual_seed(0)
+    config = mistral[1].config
+    return {
+        f"layers.{i}.self_attn.sinks": 1.5 * torch.randn(kind.num_heads, generator=generator)
+        for i, kind in enumerate(config.layers)
+    }
+
+
+def with_sinks(loaded: LoadedTarget, sinks: dict) -> LoadedTarget:
+    return dataclasses.replace(changed(loaded, has_sinks=True), tensors=loaded.tensors | sinks)
+
+
+@pytest.mark.parametrize("way", [Way(K=0), pytest.param(Way(), marks=pytest.mark.slow)])
+def test_sinks_count_in_the_softmax_of_each_layer(mistral, draft, directory, sinks, alone, way):
+    reference = Reference(directory)
+    reference.weights |= sinks
+    expected = [reference.greedy(prompt, NUM_TOKENS) for prompt in PROMPTS]
+    assert write(with_sinks(mistral[1], sinks), draft, way) == expected
+    assert sum(text != other for text, other in zip(expected, alone, strict=True)) > 3

@@ -224,9 +224,9 @@ def _sums(ring, first, blocks, IS_GATED: gl.constexpr, COUNT: gl.constexpr):
     if COUNT == 1:
         return _split_sums(ring, first, blocks, IS_GATED)
     else:
-        HALF: gl.constexpr = COUNT // 2
+        HALF: gl.constexpr = (COUNT + 1) // 2
         low, _up = _sums(ring, first, blocks, IS_GATED, HALF)
-        high, _up = _sums(ring, first + HALF * blocks, blocks, IS_GATED, HALF)
+        high, _up = _sums(ring, first + HALF * blocks, blocks, IS_GATED, COUNT - HALF)
         total = add_now(low, high)
         return total, total
 

@@ -288,9 +288,9 @@ def sums_of(descs, n0, m0, split, blocks, TAIL: tl.constexpr, COUNT: tl.constexp
             total = block_sum(descs[0], descs[2], n0, m0, split * blocks, blocks)
             return total, total
     else:
-        HALF: tl.constexpr = COUNT // 2
+        HALF: tl.constexpr = (COUNT + 1) // 2
         low, low_rest = sums_of(descs, n0, m0, split, blocks, TAIL, HALF)
-        high, high_rest = sums_of(descs, n0, m0, split + HALF, blocks, TAIL, HALF)
+        high, high_rest = sums_of(descs, n0, m0, split + HALF, blocks, TAIL, COUNT - HALF)
         total = add_now(low, high)
         if TAIL > 0:
             return total, add_now(low_rest, high_rest)

@@ -87,5 +87,6 @@ def _read_clamp(fields: Fields, default: Clamp | None, log: Log) -> Clamp | None
         limit=fields.get(float, "swiglu_limit", default.limit),
         alpha=fields.get(float, "swiglu_alpha", default.alpha),
     )
-    log.add_read(fields, clamp, limit="swiglu_limit", alpha="swiglu_alpha")
+    log.add("swiglu_limit", clamp.limit, fields.source("swiglu_limit"))
+    log.add("swiglu_alpha", clamp.alpha, fields.source("swiglu_alpha"))
     return clamp

@@ -16,7 +16,7 @@ def read_form(fields: Fields, family: Family, log: Log) -> Form:
     if KEY in fields:
         form = _quantised(fields, family)
     if len(family.forms) > 1:
-        log.add("form", form, fields.source(KEY))
+        log.add("expert_form", form, fields.source(KEY))
     return form
 
 

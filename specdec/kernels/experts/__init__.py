@@ -6,6 +6,6 @@ lie by row and slot, and the reader of `Sums` adds a row's slots in their order.
 capacity: an expert takes every row that chose it.
 
 To be read in this order: router.py (its product), route.py (who is chosen, and with which weights),
-mlp.py (the experts' public function, and the twin), products.py (its kernel), group.py (pairs of
-row and slot, sorted by expert, for many rows), tiles.py.
+weight.py, mlp.py (the experts' public function, and the twin), products.py (its kernel), mxfp4.py
+(weights of four bits), group.py (pairs of row and slot, sorted by expert, for many rows), tiles.py.
 """

@@ -223,16 +223,16 @@ def _store(
     ALPHA: tl.constexpr,
 ):
     """Add biases, apply SwiGLU if gated, round once, and store by pair, or by slot and row."""
-    n = n0 + tl.arange(0, total.shape[0])
     if bias_ptr is not None:
-        total += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+        total += _bias_beside(bias_ptr, n0, N, total.shape[0])
         if IS_GATED:
-            up += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+            up += _bias_beside(bias_ptr + N, n0, N, total.shape[0])
     if IS_GATED:
         total = _activated(total, up, LIMIT, ALPHA)
         row = pair
     else:
         row = pair % SLOTS * T + pair // SLOTS
+    n = n0 + tl.arange(0, total.shape[0])
     out = out_ptr + row.to(tl.int64)[None, :] * N + n[:, None]
     inside = (n < N)[:, None] & (pair >= 0)[None, :]
     y = total.to(out_ptr.dtype.element_ty)
@@ -240,6 +240,13 @@ def _store(
         store_kept(out, y, inside)
     else:
         tl.store(out, y, mask=inside)
+
+
+@jit
+def _bias_beside(bias_ptr, n0, N, BLOCK_N: tl.constexpr):
+    """Load a bias as a column beside a tile of sums."""
+    n = n0 + tl.arange(0, BLOCK_N)
+    return tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
 
 
 @jit

@@ -18,7 +18,8 @@ from specdec.kernels.tile_rule import MULTIPROCESSORS, rule_shape
 from specdec.kernels.tile_shapes import PARALLEL_ROWS, Product, row_class
 from specdec.kernels.tiles import Tiles, cut, dtype_name, of_rows
 
-SPLITS = (1, 2, 4, 8, 16)
+SPLITS = (2, 4, 8, 16)
+ODD_SPLITS = (3, 5, 7, 9, 11, 13, 15)  # where K takes none of these
 LEAST_K = 256  # of a split
 
 
@@ -50,8 +51,11 @@ def launch_router(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
 def router_splits(E: int, K: int) -> int:
     """Take as many splits as multiprocessors run at a time, of equal lengths, 256 of K at least."""
     tiles = -(-E // 64)
-    cuts = (n for n in SPLITS if K % (UNIT * n) == 0 and K // n >= LEAST_K)
-    return max((n for n in cuts if tiles * n <= MULTIPROCESSORS), default=1)
+    for counts in (SPLITS, ODD_SPLITS):
+        cuts = (n for n in counts if K % (UNIT * n) == 0 and K // n >= LEAST_K)
+        if most := max((n for n in cuts if tiles * n <= MULTIPROCESSORS), default=0):
+            return most
+    return 1
 
 
 @cache

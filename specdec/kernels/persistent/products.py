@@ -28,8 +28,9 @@ def _sums_of(
     if COUNT == 1:
         return _split_sums(ring, step, K, VARIANT, GROUP, IS_CUT)
     else:
-        low, step = _sums_of(ring, step, K, VARIANT, GROUP, IS_CUT, COUNT // 2)
-        high, step = _sums_of(ring, step, K, VARIANT, GROUP, IS_CUT, COUNT // 2)
+        HALF: gl.constexpr = (COUNT + 1) // 2
+        low, step = _sums_of(ring, step, K, VARIANT, GROUP, IS_CUT, HALF)
+        high, step = _sums_of(ring, step, K, VARIANT, GROUP, IS_CUT, COUNT - HALF)
         return _plus(low, high), step
 
 

@@ -89,8 +89,11 @@ def test_the_kernel_makes_every_number(exact_device, num_blocks, block_k):
 @pytest.mark.parametrize(
     "E, k, T, dtype",
     [
-        *((9, 4, T, torch.float32) for T in (1, 17, 65)),
-        *((9, 4, T, torch.float16) for T in (2, 33)),
+        (9, 4, 1, torch.float32),
+        (9, 4, 2, torch.float16),
+        pytest.param(9, 4, 17, torch.float32, marks=pytest.mark.slow),
+        pytest.param(9, 4, 33, torch.float16, marks=pytest.mark.slow),
+        (9, 4, 65, torch.float32),
     ],
 )
 def test_parts_have_the_bits_of_plain_weights(exact_device, E, k, T, dtype):
@@ -111,7 +114,7 @@ def test_parts_have_the_bits_of_plain_weights(exact_device, E, k, T, dtype):
     torch.testing.assert_close(twin[is_chosen], expected[is_chosen], rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("block_k", [64, 128])
+@pytest.mark.parametrize("block_k", [pytest.param(64, marks=pytest.mark.slow), 128])
 def test_tiles_change_no_bit(exact_device, block_k):
     E, k, D, I, T = 9, 4, 192, 64, 20
     packed, plain = packed_experts(E, D, I, exact_device)

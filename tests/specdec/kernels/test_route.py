@@ -123,26 +123,29 @@ def test_a_router_has_splits_by_its_weight_alone():
     assert router_splits(128, 2048) == 8
     assert router_splits(8, 4096) == 16
     assert router_splits(128, 1024) == 4
+    assert router_splits(128, 2880) == router_splits(32, 2880) == 9
     assert router_splits(128, 1000) == 1
     assert router_splits(12, 100) == 1
 
 
+@pytest.mark.parametrize("K, splits", [(640, 2), (960, 3)])
 @pytest.mark.parametrize("rows", [1, 17, 70, 513])
-def test_logits_are_unrounded_sums(device, rows):
+def test_logits_are_unrounded_sums(device, rows, K, splits):
     dtype = torch.float16
-    x = torch.randn(rows, 640, device=device).to(dtype)
-    weight = torch.randn(12, 640, device=device).to(dtype)
+    x = torch.randn(rows, K, device=device).to(dtype)
+    weight = torch.randn(12, K, device=device).to(dtype)
     parts = launch_router(x, weight)
-    assert parts.shape == (2 if rows <= 512 else 1, rows, 12)
+    assert parts.shape == (splits if rows <= 512 else 1, rows, 12)
     exact = x.double() @ weight.double().T
     torch.testing.assert_close(Sums(parts, None).finish(torch.float64), exact, rtol=0, atol=1e-3)
     found = router_logits(x, weight).finish(torch.float64)
     torch.testing.assert_close(found, exact, rtol=0, atol=1e-3)
 
 
-def test_a_row_chooses_alike_among_any_rows(exact_device):
-    x = torch.randn(513, 512, device=exact_device)
-    weight = torch.randn(12, 512, device=exact_device)
+@pytest.mark.parametrize("K", [512, 960])  # two splits, and three
+def test_a_row_chooses_alike_among_any_rows(exact_device, K):
+    x = torch.randn(513, K, device=exact_device)
+    weight = torch.randn(12, K, device=exact_device)
     choose = by_kernel(route)
     every = choose(Sums(launch_router(x, weight), None), 3, False)
     for first, last in ((0, 1), (3, 20)):

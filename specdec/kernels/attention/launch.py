@@ -54,14 +54,20 @@ def launch_paged_attention(
 ) -> None:
     kind = q_THC.shape[1:], cache.shape, scale, window, sinks_H is None
     if kind not in rows.launches:
-        rows.launches[kind] = _prepare(q_THC, cache, rows, scale, window)
+        has_sinks = sinks_H is not None
+        rows.launches[kind] = _prepare(q_THC, cache, rows, scale, window, has_sinks)
     tensors = out_THC, q_THC, *cache.unbind(), sinks_H
     for each in rows.launches[kind]:
         each(*tensors)
 
 
 def _prepare(
-    q_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float | None, window: int | None
+    q_THC: Tensor,
+    cache: Tensor,
+    rows: QueryRows,
+    scale: float | None,
+    window: int | None,
+    has_sinks: bool,
 ) -> list[Callable[..., None]]:
     """Prepare the kernels of each layer of this kind, called with out, q, k, v and sinks."""
     _, _, G, S, C = cache.shape
@@ -69,7 +75,7 @@ def _prepare(
     scale = C**-0.5 if scale is None else scale
     if takes_prompt_kernel(rows, group, S, C, q_THC.dtype, is_hopper(q_THC.device)):
         return [PromptAttention(q_THC, cache, rows, scale, window)]
-    given = _pass_of(q_THC, cache, rows, scale, window)
+    given = _pass_of(q_THC, cache, rows, scale, window, has_sinks)
     plan = given.plan
     if plan.is_helped:
         walk = prepare_walk(given)
@@ -109,15 +115,21 @@ def _plan_of(rows: QueryRows, heads: HeadShape, S: int) -> Launch:
 
 
 def _pass_of(
-    q_THC: Tensor, cache: Tensor, rows: QueryRows, scale: float, window: int | None = None
+    q_THC: Tensor,
+    cache: Tensor,
+    rows: QueryRows,
+    scale: float,
+    window: int | None = None,
+    has_sinks: bool = False,
 ) -> Pass:
     _, H, C = q_THC.shape
     _, _, G, S, _ = cache.shape
     heads = HeadShape(H // G, G, C, q_THC.element_size(), window)
     plan = _plan_of(rows, heads, S)
     if plan.is_wide:
-        # slots of different lengths, and launches that may turn out not to be needed, are walk.py's
-        is_usual = rows.query_start_loc is None and need()["needed_ptr"] is None
+        # slots of different lengths, launches that may turn out not to be needed, and sinks, which
+        # begin a row's whole before the first splits are added up, are walk.py's
+        is_usual = rows.query_start_loc is None and need()["needed_ptr"] is None and not has_sinks
         if not (is_usual and is_hopper(q_THC.device) and is_fit(heads.group, S, C, q_THC.dtype)):
             plan = plan._replace(is_wide=False)
     parts = room_for_parts(rows, plan, H, C, q_THC.device)

@@ -384,7 +384,7 @@ def test_a_gpu_gives_trees_the_bits_of_their_paths_in_windows(monkeypatch, full,
 @pytest.mark.gpu
 @pytest.mark.parametrize("base", [200, 5000])
 def test_a_gpu_walks_large_trees_with_sinks(base):
-    """Wide, from 3,072 keys on: one result stands for the first splits."""
+    """Of more query rows than walk.py has in a tile; without sinks these are walked wide."""
     torch.manual_seed(0)
     case = tree_case([random_tree(base, 32, 6)], H=32, G=8, C=128, dtype=BF16, device="cuda")
     how = partial(launch_paged_attention, sinks_H=sinks_of(case.q))

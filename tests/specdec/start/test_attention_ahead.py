@@ -205,7 +205,7 @@ def test_launches_of_one_kind_take_the_same_kernels(
             paths=paths if has_paths else None,
         )
         q = torch.zeros(B * Q, group * G, C, dtype=torch.bfloat16)
-        launch._prepare(q, cache, rows, None, window)
+        launch._prepare(q, cache, rows, None, window, False)
         kind = plan_launch(B, Q, heads, has_paths=has_paths, most_keys=longest).kind
         assert compiled.setdefault(kind, taken) == taken, (B, Q, longest)
     assert len(compiled) > 1

@@ -18,9 +18,9 @@ from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.models.attention import finished_rows
 from specdec.models.decoder import DecoderModel
 from specdec.passes.contexts import ForwardContexts
-from specdec.passes.families import SHORT, Captures, TargetGraphs, init_piecewise
+from specdec.passes.families import Captures, TargetGraphs, init_piecewise
 from specdec.rounds.buffers import StepBuffers
-from specdec.rounds.short import SHORT_ROWS
+from specdec.rounds.short import SHORT, SHORT_ROWS
 from specdec.rounds.step_sizes import Step
 
 

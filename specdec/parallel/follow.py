@@ -45,6 +45,7 @@ class Follow(Joined):
 
     def beside_first(self, work: Callable[[Callable[[], bool] | None], object]) -> None:
         """Do something beside rank 0, whose next message says that it has done it."""
+        self._ring.note_done()  # however long rank 0 takes, this rank is not stuck
         work(lambda: not self._ring.has_message)
         self._decided(*self._receive())
 

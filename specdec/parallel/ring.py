@@ -59,12 +59,16 @@ class Reader:
         """Whether one has been sent that was not received."""
         return self._there() > 0
 
+    def note_done(self) -> None:
+        """Tell rank 0 that all was done that the last message says: now it is waited for."""
+        self._shared.set(self._rank, Place.MESSAGES, self._number)
+
     def receive(self) -> bytes:
         """Wait for the next message, when all was done that the last one says.
 
         RuntimeError if it is not the one after the last.
         """
-        self._shared.set(self._rank, Place.MESSAGES, self._number)
+        self.note_done()
         number, size = HEADER.unpack(self._take(HEADER.size))
         if number != self._number:
             raise RuntimeError(f"message {self._number} of rank 0 is lost: {number} came instead")

@@ -32,12 +32,10 @@ from graphs.protocol import GraphBackend
 from graphs.sizes import CaptureSizes, capture_sizes
 from specdec.config import GraphConfig
 from specdec.passes.captured import plain_sizes, request_sizes, shared_shapes, tree_sizes
-from specdec.rounds.short import SHORT_ROWS, is_short
+from specdec.rounds.short import SHORT, SHORT_ROWS, is_short
 from specdec.rounds.step_sizes import Passes, Proposal
 from specdec.scheduling.work import Round
 from specdec.sizes import IDLE, EngineSizes
-
-SHORT = "short"  # the kind of steps with prompts that one graph serves
 
 Captures = Sequence[tuple[CudaGraphManager, MakeForward]]  # what is captured, and how it is made
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.overlap import begin
@@ -80,8 +81,8 @@ def fill_prompts(
             (buffers.prompt_start_loc, starts),
             (buffers.listed_tiles.view(-1), tiles_X3.reshape(-1)),
             # the last row of each part is decided
-            (buffers.sample_states[of_rows], sample_rows),
-            (buffers.sample_starts[of_rows], np.arange(num_reqs) + rows.first),
+            (buffers.sample_states[of_rows], sample_rows[: len(parts)]),
+            (buffers.sample_starts[of_rows], np.arange(len(parts)) + rows.first),
         ]
     )
 
@@ -91,7 +92,8 @@ def commit_prompts(
 ) -> None:
     """Start the requests whose prompt ended: their last draft row embeds the sampled token.
 
-    batch_slots: of parts of prompts, padding included. rows: theirs, and the first choice is there.
+    batch_slots: of parts of prompts, padding included. rows: theirs, and the first choice is there;
+        padding has no row
     """
     if not use_triton(buffers.results):
         commit_prompts_ref(buffers, state, batch_slots, rows)
@@ -102,7 +104,7 @@ def commit_prompts(
     chosen = buffers.target_tokens, buffers.positions, buffers.draft_sample_slots
     slots = buffers.last_token_indices, buffers.sample_mapping
     R, WIDTH = len(state.num_computed_tokens) - 1, buffers.results.shape[1]
-    sizes = batch_slots.first, rows.first, R, WIDTH
+    sizes = batch_slots.first, *rows, R, WIDTH
     _commit_prompts_kernel[(batch_slots.end - batch_slots.first,)](
         *(buffers.results, *drafts, *proposed, *progress, *chosen, *slots, *sizes),
         X=buffers.proposed_tokens.shape[1],
@@ -113,7 +115,7 @@ def commit_prompts(
     )
 
 
-@jit(varying=("first_slot", "first_row"))
+@jit(varying=("first_slot", "first_row", "end_row"))
 def _commit_prompts_kernel(
     results_ptr,  # [B, WIDTH]: the first one is the sampled token
     draft_ids_ptr,  # [T]
@@ -130,6 +132,7 @@ def _commit_prompts_kernel(
     sample_ptr,  # [B]
     first_slot,
     first_row,
+    end_row,
     R,
     WIDTH,
     X: tl.constexpr,
@@ -145,7 +148,7 @@ def _commit_prompts_kernel(
     last = tl.load(last_rows_ptr + slot)
     is_drawn = (idx >= 0) & (tl.load(sample_slots_ptr + last) == b)
     known = tl.load(draft_ids_ptr + last)
-    chosen = tl.load(target_ptr + first_row + b)
+    chosen = tl.load(target_ptr + first_row + b, mask=first_row + b < end_row, other=0)
     sampled = tl.where((idx >= 0) & (is_drawn == 0), known, chosen)
     i = tl.arange(0, N_PADDED)
     tl.store(results_ptr + slot * WIDTH + i, tl.where(i == 0, sampled, 0), mask=i < WIDTH)
@@ -169,7 +172,8 @@ def commit_prompts_ref(
     here = slice(*batch_slots)
     row_B = buffers.sample_mapping[here]
     last_B = buffers.last_token_indices[here]
-    chosen_B = buffers.target_tokens[rows.first : rows.first + len(row_B)]
+    chosen_B = buffers.target_tokens[slice(*rows)][: len(row_B)]
+    chosen_B = F.pad(chosen_B, (0, len(row_B) - len(chosen_B)))
     b = torch.arange(len(row_B), device=row_B.device)
     is_drawn_B = (row_B >= 0) & (buffers.draft_sample_slots[last_B] == b)
     known_B = buffers.draft_input_ids[last_B]

@@ -15,6 +15,7 @@ from specdec.sizes import EngineSizes
 # Up to how many rows, keys of a request, and products of a prompt's row and key: each tile of a
 # prompt reads all keys before it, where the kernel for long prompts reads them for many rows.
 SHORT_ROWS, SHORT_KEYS, SHORT_SCORES = 256, 4096, 1 << 18
+SHORT = "short"  # the kind of the graphs
 
 
 def is_short(round: Round, max_seq_len: int) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 
 from graphs.dispatch import Dispatch
 from specdec.requests.params import GREEDY, SamplingFlags
+from specdec.rounds.short import SHORT
 from specdec.scheduling.work import Round
 from specdec.sizes import chain
 
@@ -47,7 +48,8 @@ class Passes:
     @property
     def num_reqs(self) -> int:
         """Batch slots of the widest pass; 0 where graphs take any number of them."""
-        return max(how.descriptor.num_reqs or 0 for how in self._all())
+        found = [how.descriptor for how in self._all()]
+        return max(0 if each.kind == SHORT else each.num_reqs or 0 for each in found)
 
     @property
     def num_tokens(self) -> int:

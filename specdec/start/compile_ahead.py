@@ -15,8 +15,8 @@ import torch
 
 from specdec.kernels.attention import launch_plan
 from specdec.kernels.compilations import compiling_ahead
-from specdec.passes.families import SHORT
 from specdec.requests.params import EVERYTHING, GREEDY, SamplingFlags
+from specdec.rounds.short import SHORT
 from specdec.rounds.step_sizes import RowMasks, Step
 from specdec.rounds.upload import RowStart
 from specdec.runner import Runner

@@ -274,11 +274,11 @@ def test_a_mixed_step_equals_the_two_that_it_replaces(make, backend, name, draft
     mixed = make(backend, draft, k, "exact")
     apart = make("eager", draft, k, "exact", mixed.device)
     replays = mixed.graphs.target.prefill.counters.replays
-    before = replays[CUDAGraphMode.PIECEWISE]
+    before = replays[CUDAGraphMode.FULL]
     plain = make("eager", None, 0, "exact", mixed.device)
     walk(mixed, apart, k, name, query_len, texts_of(plain, name))
     num_steps = 5 if backend != "eager" else 0  # the one of `begin`, and four mixtures
-    assert replays[CUDAGraphMode.PIECEWISE] - before == num_steps
+    assert replays[CUDAGraphMode.FULL] - before == num_steps
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -121,7 +121,7 @@ class Launch(NamedTuple):
 
     tile: QueryTile
     tokens: int  # of a query tile; its rows are tokens x heads of a group, at powers of 2
-    tiles: int  # of a batch slot
+    tiles: int  # of a batch slot, or of a listed tile
     is_split: bool  # programs share the splits of each query tile; else one walks them all
     sharers: int  # programs of each query tile and kv head; 1 with teams
     teams: int  # that share the splits of several slots, or of long ones: shared_splits.py
@@ -211,18 +211,20 @@ def plan_launch(
 
 
 def plan_listed(heads: HeadShape) -> Launch:
-    """Plan tiles that a list tells, whatever slots they are of: one program walks all keys."""
-    rows = LISTED_ROWS * max(next_power_of_2(heads.group), LEAST_ROWS // LISTED_ROWS)
-    tile = query_tile(rows, heads)
-    warps = tile.num_warps * max(rows // QUERY_TILES[-1].rows, 1)
+    """Plan tiles that a list tells, whatever slots they are of: one program walks all keys.
+
+    Where heads of a group are many or wide, a listed tile is cut into several.
+    """
+    tile = query_tile(LISTED_ROWS * heads.group, heads)
+    tokens = min(_tokens(tile, heads), LISTED_ROWS)
     return Launch(
-        tile=tile._replace(rows=rows, num_warps=warps),
-        tokens=LISTED_ROWS,
-        tiles=1,
+        tile=tile,
+        tokens=tokens,
+        tiles=LISTED_ROWS // tokens,
         is_split=False,
         sharers=1,
         teams=0,
-        walk_warps=warps,
+        walk_warps=tile.num_warps,
         most_registers=None,
         looks_first=False,
         is_helped=False,

@@ -23,14 +23,17 @@ def rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM: tl.constexpr):
 
 
 @jit
-def listed_tile(tile_ptr, starts_ptr, TOKENS: tl.constexpr):
-    """Find the batch slot of a listed tile, its first row, and the row after the slot's last."""
+def listed_tile(tile_ptr, starts_ptr, tokens):
+    """Find the batch slot of a listed tile, its first row, and the row after the slot's last.
+
+    tokens: rows of a listed tile, at most
+    """
     b = tl.load(tile_ptr, cache_modifier=".cg")
     first_row = tl.load(tile_ptr + 1, cache_modifier=".cg")
     end = tl.load(tile_ptr + 2, cache_modifier=".cg")
     start, slot_end = rows_of_slot(b, starts_ptr, 0, False)
     is_of_slot = first_row < 0
-    first_row = tl.where(is_of_slot, start - (first_row + 1) * TOKENS, first_row)
+    first_row = tl.where(is_of_slot, start - (first_row + 1) * tokens, first_row)
     return b, first_row, tl.where(is_of_slot, slot_end, end)
 
 

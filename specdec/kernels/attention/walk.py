@@ -51,8 +51,8 @@ def prepare_walk(given: Pass) -> Repeated:
     has_parts = plan.is_split or paths is not None  # in memory that earlier rows may still use
     is_beside = plan.is_helped or plan.is_wide or (rows.is_beside and not has_parts)
     sharers = min(given.most_splits, plan.sharers) if plan.is_split else 1
-    num_tiles = len(rows.idx_mapping) * plan.tiles if rows.listed is None else len(rows.listed)
-    grid = num_tiles, heads.G, sharers
+    cut = rows.idx_mapping if rows.listed is None else rows.listed
+    grid = len(cut) * plan.tiles, heads.G, sharers
     path_len = 1 if paths is None else paths.slots.shape[1]
     tails = TailPrograms.of(rows.max_query_len, path_len, heads)
     num_tails = 0
@@ -182,13 +182,12 @@ def _paged_attention_kernel(
         turn = tl.program_id(2) if IS_SPLIT else 0
         sharers = tl.num_programs(2) if IS_SPLIT else 1
     slots = positions_ptr, starts_ptr, B, query_len
-    if listed_ptr is not None:  # of the slot's rows those from the tile's first one on
-        b, row_start, row_end = listed_tile(listed_ptr + 3 * query_tile, starts_ptr, TOKENS)
-        first_row = row_start
+    b, tile = query_tile // tiles, query_tile % tiles
+    if listed_ptr is not None:  # of the slot's rows those from the listed tile's first one on
+        b, row_start, row_end = listed_tile(listed_ptr + 3 * b, starts_ptr, tiles * TOKENS)
     else:
-        b, tile = query_tile // tiles, query_tile % tiles
         row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
-        first_row = row_start + tile * TOKENS
+    first_row = row_start + tile * TOKENS
     keys = keys_of(state_row_of(b, idx_ptr), k_ptr, v_ptr, block_table_ptr, R, M)
     # Most programs that share splits have none. They end without waiting: the first of each tile
     # waits for all of them (overlap.py).

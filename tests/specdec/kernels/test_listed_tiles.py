@@ -6,7 +6,10 @@ from functools import partial
 import pytest
 import torch
 
+from specdec.kernels import next_power_of_2
 from specdec.kernels.attention.launch import launch_paged_attention
+from specdec.kernels.attention.launch_plan import QUERY_TILES, HeadShape, plan_listed
+from specdec.kernels.attention.query_rows import LISTED_ROWS
 from specdec.kernels.attention.twin import paged_attention_ref
 from specdec.rounds.short import listed_tiles
 from specdec.scheduling.work import PromptPart, Round
@@ -17,9 +20,10 @@ from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case, output
 LENGTHS, QUERY_LENS, NUM_VERIFIED = (130, 64, 700, 37, 200, 9), (10, 3, 8, 37, 16, 1), 3
 PART = {"state_row": 0, "blocks": [], "prompt": []}
 NUM_TILES = 20
-CASES = [(1, FP32, 16), (3, FP16, 96)]
-MORE = [(4, FP16, 16), (8, FP16, 64), (16, FP16, 32)]
+CASES = [(1, FP32, 16), (3, FP16, 96), (8, FP32, 16)]
+MORE = [(4, FP16, 16), (8, FP16, 64), (16, FP16, 16), (71, FP16, 32)]
 GPU_CASES = [*((group, BF16, 128) for group in (1, 4, 5, 8, 16)), (8, FP16, 64), (2, FP32, 64)]
+GPU_CASES += [(8, BF16, 256), (64, BF16, 64)]
 
 
 def listed(rows, shape, shared_rows):
@@ -66,6 +70,15 @@ def test_listed_tiles_have_the_bits_of_others(group, dtype, C):
 @pytest.mark.parametrize("group, dtype, C", GPU_CASES)
 def test_listed_tiles_have_the_bits_of_others_on_a_gpu(group, dtype, C):
     check(group, dtype, C, "cuda")
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 8, 12, 16, 48, 71])
+def test_no_program_has_more_rows_than_a_tile(group):
+    for C, itemsize in ((64, 2), (256, 2), (128, 4)):
+        plan = plan_listed(HeadShape(group, 1, C, itemsize))
+        assert plan.tile in QUERY_TILES
+        assert plan.tiles * plan.tokens == LISTED_ROWS
+        assert plan.tokens == 1 or plan.tokens * next_power_of_2(group) <= plan.tile.rows
 
 
 def test_the_twin_takes_listed_tiles():

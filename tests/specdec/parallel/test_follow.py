@@ -93,3 +93,23 @@ def test_what_rank_0_measures_is_run_by_all(monkeypatch, target):
     for name, each in tensors_of(ranks.runner).items():
         assert torch.equal(each.nan_to_num(), others[name].nan_to_num()), name
     assert ranks.runner.results.latest.number == ranks.other.results.latest.number > 20
+
+
+def test_what_is_done_beside_rank_0_goes_on_until_it_says_so():
+    """Meanwhile the other rank counts as one that waits, and not as one that is stuck."""
+    shared = Shared.of(2)
+    os.close(shared.file)
+    alone = SimpleNamespace(shared=shared, check=lambda: None, failure=None, told=[])
+    lead, follow = Lead(alone, -1), Follow(shared, 1, -1)
+    lead.build("a plan")
+    follow._receive()
+    seen = []
+
+    def work(is_at_work):
+        seen.append((is_at_work(), shared.get(1, Place.MESSAGES)))
+        lead.beside_first(seen.append)
+        seen.append(is_at_work())
+
+    follow.beside_first(work)
+    assert seen == [(True, 1), None, False]
+    assert not follow._ring.has_message

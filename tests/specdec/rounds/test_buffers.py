@@ -7,7 +7,7 @@ from specdec.sizes import BLOCK_SIZE, TreeShape
 from tests.specdec.buffer_tensors import buffer_tensors, step_buffers
 
 ZERO = {"input_ids", "positions", "num_valid", "last_token_indices", "draft_input_ids"}
-ZERO |= {"draft_last_tokens", "draft_positions", "proposed_tokens"}
+ZERO |= {"draft_last_tokens", "draft_positions", "proposed_tokens", "listed_tiles"}
 NONE = {
     "idx_mapping",
     "sample_mapping",

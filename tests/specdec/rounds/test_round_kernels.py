@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
@@ -143,7 +144,9 @@ def test_commit_prompts(device, K):
         PromptPart(state_row=2, prompt=[5, 6, 7], start=1, length=1, blocks=[1], is_resumed=True),
         PromptPart(state_row=4, prompt=list(range(9)), start=0, length=3, blocks=[2]),
     ]
-    fill_prompts(buffers, parts, Interval(2, 6), Interval(first, first + 12))
+    fill_prompts(
+        buffers, parts, Interval(2, 6), Interval(first, first + 12), np.empty((0, 3), np.int64)
+    )
     buffers.target_tokens[first : first + 4] = torch.tensor([40, 41, 42, 43], device=device)
     theirs = copy.deepcopy(ours)
     by_kernel(commit_prompts)(*ours, Interval(2, 6), Interval(first, first + 8))

@@ -44,8 +44,11 @@ class Dispatcher:
             found_pieces = [Dispatch(CUDAGraphMode.PIECEWISE, desc) for desc in padded]
             self._piecewise[has_lora] = found_pieces
 
-    def dispatch(self, batch: BatchDescriptor) -> Dispatch:
-        """Choose the graph of a batch; query_len None if its requests have different rows."""
+    def dispatch(self, batch: BatchDescriptor, most_reqs: int | None = None) -> Dispatch:
+        """Choose the graph of a batch; query_len None if its requests have different rows.
+
+        most_reqs: of a FULL graph; None: any number
+        """
         num_reqs, num_tokens, query_len = batch.num_reqs or 0, batch.num_tokens, batch.query_len
         if num_reqs < 1 or num_tokens < num_reqs:
             given = f"num_reqs={num_reqs}, num_tokens={num_tokens}"
@@ -55,7 +58,9 @@ class Dispatcher:
             raise ValueError(f"num_tokens={num_tokens} is not {product}")
         for each in self._full.get(group_of(batch), ()):
             desc = each.descriptor
-            if desc.num_tokens >= num_tokens and (desc.num_reqs or 0) >= num_reqs:
+            found_reqs = desc.num_reqs or 0
+            fits = most_reqs is None or found_reqs <= most_reqs
+            if fits and desc.num_tokens >= num_tokens and found_reqs >= num_reqs:
                 return each
         pieces = self._piecewise.get(batch.has_lora, [])
         if num_tokens < len(pieces):

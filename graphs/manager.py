@@ -156,6 +156,7 @@ class CudaGraphManager:
         has_lora: bool = False,
         kind: Hashable = None,
         agreed: BatchDescriptor | None = None,
+        most_reqs: int | None = None,
     ) -> Dispatch:
         """The graph of a batch and its padded sizes; NONE and the true sizes if there is none.
 
@@ -163,6 +164,7 @@ class CudaGraphManager:
         has_lora:  some request has an adapter; only with `specialize_lora`
         kind:      of the FULL graphs that may serve it; PIECEWISE ones serve all
         agreed:    the `agreed_batch` of several ranks, which all dispatch in place of their own
+        most_reqs: of a FULL graph, where static inputs have room for no more; None: any number
         """
         own = BatchDescriptor(num_tokens, num_reqs, query_len, has_lora, kind)
         batch = own if agreed is None else agreed
@@ -172,7 +174,7 @@ class CudaGraphManager:
         if batch.has_lora not in self._lora_cases:
             needed = "has_lora=True needs specialize_lora=True"
             raise ValueError(f"{self.name} has no graphs with LoRA: {needed}")
-        chosen = self._dispatcher.dispatch(batch)
+        chosen = self._dispatcher.dispatch(batch, most_reqs)
         self.counters.batches[BatchKind(chosen.mode, num_tokens, chosen.descriptor.num_tokens)] += 1
         return chosen
 

@@ -133,12 +133,14 @@ class GraphFamilies:
         if round.parts:
             return prefill.dispatch(round.num_reqs, num_rows + round.num_prompt_rows, None)
         is_ragged = round.shared_rows > 0
+        most_reqs = self._sizes.max_tree_requests if round.shape.is_wide else None
         if round.shape.is_wide and self.tree_sizes:  # beside rounds whose rows are shared out
             is_ragged = True
             if prefill.mode.decode_mode() is CUDAGraphMode.FULL:
                 # padding has paths too, and there is a graph of just their rows
                 num_rows = next(n for n in self.tree_sizes if n >= V) * P
-        return prefill.dispatch(V, num_rows, None if is_ragged else P, kind=proposal)
+        num_each = None if is_ragged else P
+        return prefill.dispatch(V, num_rows, num_each, kind=proposal, most_reqs=most_reqs)
 
     def capture(self, captures: Captures) -> None:
         """Capture every size of every family; then nothing more until the next call."""

@@ -69,6 +69,13 @@ def test_rows_of_every_request_and_kinds_tell_graphs_of_one_size_apart():
     assert dispatcher.dispatch(of(8, 1, 8, kind="drawn")).mode is NONE
 
 
+def test_a_graph_of_more_requests_than_have_room_is_passed_over():
+    dispatcher = dispatcher_of(further=[of(10, 10), of(32, 8)])
+    assert dispatcher.dispatch(of(10, 2)) == Dispatch(FULL, of(10, 10))
+    assert dispatcher.dispatch(of(10, 2), most_reqs=8) == Dispatch(FULL, of(32, 8))
+    assert dispatcher.dispatch(of(10, 2), most_reqs=4).mode is NONE
+
+
 def test_batches_with_lora_have_graphs_of_their_own():
     dispatcher = dispatcher_of(2, [1, 2], [8])
     assert dispatcher.dispatch(of(2, 1, 2, True)) == Dispatch(NONE, of(2, 1, 2, True))

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from graphs.modes import CUDAGraphMode
+from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig, graph_modes
-from specdec.sizes import PLAIN, TreeShape, chain
+from specdec.passes.families import GraphFamilies
+from specdec.scheduling.work import Round
+from specdec.sizes import PLAIN, EngineSizes, TreeShape, chain
 from tests.specdec.graph_walk import Walk, assert_same, give_oracle, make_backend, tiny, tiny_runner
 
 FULL, PIECEWISE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
@@ -141,3 +144,27 @@ def test_chains_and_trees_in_turn_over_poison_equal_clean_eager_ones(backend, th
         assert counters["draft_prefill"].replays[FULL] == 10
         # six wide drafts, and the two further levels of a chain
         assert counters["draft_decode"].replays - after_prompts == {FULL: 6 + 2}
+
+
+def test_no_graph_after_a_round_of_trees_has_more_slots_than_trees_have_room():
+    """Request counts that lack the small ones: rows of few paths fit a graph of many requests."""
+    sizes = EngineSizes(
+        max_model_len=64,
+        max_num_seqs=12,
+        max_num_batched_tokens=48,
+        num_kv_blocks=1,
+        num_speculative_tokens=5,
+        is_adaptive=True,
+        tree=TreeShape(num_levels=5, top_k=2, num_nodes=11, smaller=((2, 4, 8), (3, 4, 6))),
+    )
+    assert sizes.max_tree_requests < 10
+    config = GraphConfig(request_sizes=(10, 12), token_sizes=(48,))
+    families = GraphFamilies(config, TapeBackend(), sizes, has_draft=True)
+    for manager in families.managers:
+        manager._dispatcher.set_captured([desc for _, desc in manager.descriptors()])
+    for num_reqs in range(1, sizes.max_tree_requests + 1):
+        shape = sizes.shape_of(num_reqs, is_wide=True)
+        round = Round(state_rows=[0] * num_reqs, shape=shape, next_shape=chain(5))
+        passes = families.passes(round, 64, is_drawn=False)
+        assert passes.draft_prefill.mode is FULL
+        assert passes.draft_prefill.descriptor.num_reqs <= sizes.max_tree_requests

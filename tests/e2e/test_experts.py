@@ -106,7 +106,9 @@ def texts(target):
             assert max(request.stats.num_cached_tokens for request in requests) >= BLOCK_SIZE
         counters = runner.graphs.counters().values()
         modes = {mode for each in counters for mode, count in each.dispatches.items() if count}
-        assert len(modes - {CUDAGraphMode.NONE}) == (0 if way.graphs is None else 2)
+        of_drafts = {CUDAGraphMode.PIECEWISE} if way.K else set()  # of their prompts
+        captured = set() if way.graphs is None else {CUDAGraphMode.FULL} | of_drafts
+        assert modes - {CUDAGraphMode.NONE} == captured
         drafted = sum(request.stats.num_drafted_tokens for request in requests)
         assert (drafted > NUM_TOKENS) == (way.K > 0)
         found = dict(zip(way.order, (request.token_ids for request in requests), strict=True))

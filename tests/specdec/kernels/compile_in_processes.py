@@ -24,7 +24,6 @@ from specdec.kernels.compilations import CompilerProcesses, cached
 
 GLUON = source_of(["128", "64", "1", "2", "split"])
 OTHER = source_of(["128", "64", "1", "1", "split"])
-THIRD = source_of(["128", "64", "2", "1", "split"])
 OPTIONS = {
     "target": HOPPER,
     "options": {"num_warps": 4},
@@ -32,9 +31,15 @@ OPTIONS = {
 }
 
 
-def plain(**types: str) -> ASTSource:
+def plain(columns: int = 128, **types: str) -> ASTSource:
     """A kernel in Triton; without types it does not compile."""
-    constants = {"BLOCK_D": 128, "PDL": False, "SPLITS": 2, "HAS_BIAS": False, "places_ptr": None}
+    constants = {
+        "BLOCK_D": columns,
+        "PDL": False,
+        "SPLITS": 2,
+        "HAS_BIAS": False,
+        "places_ptr": None,
+    }
     names = norms._add_kernel.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name) for name in names}
     signature = {name: kind or "i32" for name, kind in signature.items()}
@@ -68,13 +73,16 @@ def main() -> None:
     with patch.object(sys, "executable", "/nowhere"), CompilerProcesses(2) as processes:
         for _ in range(3):
             processes.prepare(OTHER, **OPTIONS)
-    found["elsewhere"] = [wait_for_another(each) for each in (True, False)]
+    others = [plain(columns, **types) for columns in (64, 32)]
+    found["elsewhere"] = [
+        wait_for_another(*each) for each in zip(others, (True, False), strict=True)
+    ]
     found["in this thread"] = before_compiling.get() is not None
     found["version"] = triton.__version__
     print(json.dumps(found))
 
 
-def wait_for_another(is_compiled: bool) -> bool:
+def wait_for_another(wanted: ASTSource, is_compiled: bool) -> bool:
     """Wait for a kernel that another process compiles, or not; whether this one had to."""
     looks = itertools.count()
     with CompilerProcesses(1) as others, CompilerProcesses(1, lambda: goes_on()) as processes:
@@ -83,10 +91,9 @@ def wait_for_another(is_compiled: bool) -> bool:
             if next(looks) < 2:
                 return True
             if is_compiled:
-                others.prepare(OTHER, **OPTIONS)
+                others.prepare(wanted, **OPTIONS)
             return is_compiled
 
-        wanted = OTHER if is_compiled else THIRD
         processes.prepare(wanted, **OPTIONS)
         assert cached(wanted, **OPTIONS)()
         return processes._first is not None

@@ -54,6 +54,7 @@ KERNELS = {
         {
             **SIZES,
             "sinks_ptr": None,
+            "listed_ptr": None,
             "window": None,
             "IS_SPLIT": True,
             "IS_UNIFORM": True,

@@ -60,7 +60,7 @@ def slot_size(rows: QueryRows, H: int, C: int) -> int:
 @pytest.mark.parametrize(
     "extents, dtype, C",
     [
-        (UNIFORM, FP32, 16),
+        pytest.param(UNIFORM, FP32, 16, marks=pytest.mark.slow),
         pytest.param(UNIFORM, FP16, 16, marks=pytest.mark.slow),
         pytest.param(RAGGED, FP32, 16, marks=pytest.mark.slow),
         (RAGGED, FP16, 16),

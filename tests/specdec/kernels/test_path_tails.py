@@ -126,9 +126,8 @@ def test_nodes_share_programs(exact_interpreter):
     assert launches_of(case.tree)[0]._then[NUM_TAILS] == 2 * 4 * 2
 
 
-@pytest.mark.parametrize(
-    "base", [62, *(pytest.param(each, marks=pytest.mark.slow) for each in (30, 1150))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("base", [62, 30, 1150])
 def test_large_heads_have_programs_of_one_node(device, cut, base):
     tree = random_tree(base, 5, 3)
     case = tree_case([tree], H=2, G=1, C=256, dtype=torch.float32, device=device)
@@ -142,7 +141,7 @@ def test_large_heads_have_programs_of_one_node(device, cut, base):
         (1, 16),
         *(pytest.param(group, 16, marks=pytest.mark.slow) for group in GROUPS if 1 < group < 8),
         (8, 16),
-        (2, 96),
+        pytest.param(2, 96, marks=pytest.mark.slow),
     ],
 )
 def test_each_node_gets_the_bits_of_its_path_decoded_plainly(device, group, C):
@@ -152,7 +151,7 @@ def test_each_node_gets_the_bits_of_its_path_decoded_plainly(device, group, C):
     assert torch.equal(by_slots, case.attend(launch_paged_attention, case.plain))
 
 
-@pytest.mark.parametrize("is_ragged", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("is_ragged", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_trees_of_several_requests_share_a_launch(device, is_ragged):
     trees = [random_tree(base, 5 + is_ragged * i, 4, i) for i, base in enumerate((0, 63, 126))]
     case = tree_case(trees, H=5, G=1, dtype=dtypes(device)[0], device=device, is_ragged=is_ragged)

@@ -71,7 +71,7 @@ def gathered(ranks, own):
     return out
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_rank_has_all_tensors_by_rank(n):
     torch.manual_seed(0)
     ranks = Ranks(n)

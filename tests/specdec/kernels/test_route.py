@@ -142,7 +142,9 @@ def test_logits_are_unrounded_sums(device, rows, K, splits):
     torch.testing.assert_close(found, exact, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("K", [512, 960])  # two splits, and three
+@pytest.mark.parametrize(
+    "K", [pytest.param(512, marks=pytest.mark.slow), 960]
+)  # two splits, and three
 def test_a_row_chooses_alike_among_any_rows(exact_device, K):
     x = torch.randn(513, K, device=exact_device)
     weight = torch.randn(12, K, device=exact_device)

@@ -274,7 +274,9 @@ def test_padding_is_added_up_where_splits_are_merged(exact_interpreter, monkeypa
     assert (out == 3.0).all()
 
 
-@pytest.mark.parametrize("sharers", [WalkPrograms(4, 4), WalkPrograms(14, 12)])
+@pytest.mark.parametrize(
+    "sharers", [WalkPrograms(4, 4), pytest.param(WalkPrograms(14, 12), marks=pytest.mark.slow)]
+)
 def test_rows_are_added_up_from_their_merged_splits_on(forget, monkeypatch, sharers):
     """A slot behind many keys, and one behind few, of which one split is left by itself.
 

@@ -33,7 +33,7 @@ OFTEN = (16,)
     "group, alone_keys",
     [
         *((n, ALONE_KEYS) for n in OFTEN),
-        (4, None),
+        pytest.param(4, None, marks=pytest.mark.slow),
         *(
             pytest.param(n, ALONE_KEYS, marks=pytest.mark.slow)
             for n in range(1, 17)

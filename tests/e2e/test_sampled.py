@@ -68,7 +68,7 @@ def plain(demo_llm, prompts):
     "draft, k",
     [
         ("demo/eagle3", 5),
-        ("demo/eagle1", 3),
+        pytest.param("demo/eagle1", 3, marks=pytest.mark.slow),
         pytest.param("demo/eagle3", 1, marks=pytest.mark.slow),
     ],
 )

@@ -147,7 +147,7 @@ def test_gates_far_beyond_where_exponentials_overflow(monkeypatch):
         pytest.param(128, 128, 2, 1, "gate", ("late",), marks=pytest.mark.slow),
         pytest.param(128, 192, 1, 1, "gate", (), marks=pytest.mark.slow),
         pytest.param(128, 256, 2, 1, "gate", ("late",), marks=pytest.mark.slow),
-        (128, 128, 1, 4, "split", ()),
+        pytest.param(128, 128, 1, 4, "split", (), marks=pytest.mark.slow),
         pytest.param(128, 128, 2, 4, "split", (), marks=pytest.mark.slow),
         pytest.param(192, 96, 1, 4, "split", (), marks=pytest.mark.slow),
         pytest.param(192, 128, 1, 1, "split", ("late",), marks=pytest.mark.slow),

@@ -78,6 +78,7 @@ def test_tokens_equal_the_reference(target, name, num_drafts, chunk):
     assert engine_tokens(loaded, eagle, num_drafts, chunk) == expected
 
 
+@pytest.mark.slow
 def test_attention_of_a_gpu_gives_heads_of_96_the_same_tokens(tmp_path, monkeypatch):
     """Its kernels in Triton's interpreter, under the whole engine."""
     if torch.cuda.is_available():

@@ -76,5 +76,5 @@ def _ways(sizes: Sizes, T: int) -> Iterator[tuple[list[Shape], list[Shape], bool
         yield *both(class_of(T)), False
     mean = T * k / E
     for block_m in ROWS:
-        if mean / 4 <= block_m <= 4 * max(mean, 8):
+        if min(mean / 4, max(ROWS)) <= block_m <= 4 * max(mean, 8):
             yield *both(block_m), True

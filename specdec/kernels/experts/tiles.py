@@ -24,24 +24,33 @@ BYTES_OF_PACKED = 17 / 32  # of a number of MXFP4, with its share of a scale
 RESERVED = 1536  # bytes of a program beside its ring
 MOST_SUMS = 160  # registers of a thread
 MOST_SUMS_PACKED = 90  # of four warps, which keep numbers of MXFP4 beside them
-MOST_ROWS_PACKED = 128  # of W in a tile, for the same reason
-# block_n, block_k, num_stages, num_warps; the likeliest first
-WAITING = (
+Part = Literal["gate_up", "down"]
+Cuts = tuple[tuple[int, int, int, int], ...]  # block_n, block_k, num_stages, num_warps
+# the likeliest first
+WAITING: Cuts = (
     *((64, 128, 4, 4), (128, 64, 4, 4), (64, 128, 3, 4)),
     *((64, 64, 6, 4), (64, 64, 5, 4), (64, 64, 4, 4)),
     *((128, 64, 3, 4), (128, 128, 3, 4), (64, 64, 3, 4)),
 )
-# of MXFP4, whose tiles are a quarter as large: longer rings keep as many bytes on their way
-WAITING_PACKED = (
-    *((64, 128, 6, 4), (64, 128, 4, 4), (128, 128, 4, 4)),
-    *((128, 64, 6, 4), (64, 64, 8, 4), (64, 64, 6, 4)),
-    *((128, 64, 4, 4), (64, 128, 3, 4), (64, 64, 4, 4)),
-)
-COMPUTING = (
+# of MXFP4: two groups of warps have gate and up, or two blocks of 64 rows, or one group has both
+WAITING_PACKED: dict[Part, Cuts] = {
+    "gate_up": (
+        *((64, 128, 4, 8), (64, 128, 6, 8), (64, 128, 3, 8), (64, 128, 4, 4)),
+        *((64, 128, 6, 4), (64, 128, 3, 4), (64, 64, 6, 8), (64, 64, 6, 4)),
+    ),
+    "down": (
+        *((64, 128, 6, 4), (64, 128, 4, 4), (128, 128, 4, 8), (128, 128, 6, 8)),
+        *((128, 128, 4, 4), (128, 128, 3, 8), (64, 64, 8, 4), (64, 64, 6, 4)),
+    ),
+}
+COMPUTING_PACKED: dict[Part, Cuts] = {
+    "gate_up": ((64, 64, 4, 8), (64, 64, 3, 8), (64, 128, 3, 8), (64, 128, 2, 8)),
+    "down": ((128, 64, 4, 8), (128, 64, 3, 8), (128, 128, 3, 8), (128, 128, 2, 8)),
+}
+COMPUTING: Cuts = (
     *((128, 64, 4, 8), (128, 64, 3, 8), (64, 64, 4, 8)),
     *((64, 64, 3, 8), (64, 64, 3, 4), (64, 64, 2, 8), (256, 64, 3, 8)),
 )
-Part = Literal["gate_up", "down"]
 
 
 class ExpertTiles(NamedTuple):
@@ -102,14 +111,14 @@ def candidates(part: Part, block_m: int, K: int, is_packed: bool = False) -> lis
     is_computing = block_m >= COMPUTING_ROWS
     beside = (1 if is_computing else 2) + (K <= SHORT_K)
     found: dict[bool, list[Shape]] = {True: [], False: []}
-    waiting = WAITING_PACKED if is_packed else WAITING
-    for block_n, block_k, num_stages, num_warps in COMPUTING if is_computing else waiting:
+    shapes = COMPUTING if is_computing else WAITING
+    if is_packed:
+        shapes = (COMPUTING_PACKED if is_computing else WAITING_PACKED)[part]
+    for block_n, block_k, num_stages, num_warps in shapes:
         width = of_w * block_n * bytes_of_w + block_m * 2
         size = int(width * block_k) * num_stages + RESERVED
         sums = of_w * block_n * block_m // (32 * num_warps)
         most = MOST_SUMS_PACKED if is_packed and num_warps == 4 else MOST_SUMS
-        if is_packed and block_n > MOST_ROWS_PACKED:
-            continue
         if size <= SHARED_MEMORY and sums <= most:
             shape = Shape(block_n, block_m, block_k, num_stages, num_warps)
             found[size * beside <= SHARED_MEMORY].append(shape)

@@ -72,6 +72,18 @@ def load_packed(
 
 
 @jit
+def finished(x):
+    """Return sums once they are there, and the registers that their products read may be written.
+
+    Triton 3.6 has products run on while the next numbers are made. Those in shared memory lie in a
+    ring, but those in registers do not: a product that is late then reads the next ones.
+    """
+    return tl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@jit
 def _powers(scales, byte, IS_COMPILED: tl.constexpr):
     """Make 2^(scale - 1) of a byte of each word: twice in a word, or interpreted as float32."""
     if IS_COMPILED:

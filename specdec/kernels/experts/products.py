@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdec.kernels import INTERPRET, jit, launch_options, next_power_of_2, tl
 from specdec.kernels.experts.group import group
-from specdec.kernels.experts.mxfp4 import ROWS, ROWS_OF_WORDS, WORDS, load_packed
+from specdec.kernels.experts.mxfp4 import ROWS, ROWS_OF_WORDS, WORDS, finished, load_packed
 from specdec.kernels.experts.tiles import COMPUTING_ROWS, ExpertTiles, expert_tiles
 from specdec.kernels.experts.weight import Weight
 from specdec.kernels.kept import store_kept
@@ -168,6 +168,10 @@ def _expert_kernel(
         if TAIL > 0:
             x_rest = _columns(rest_at, pair_rest, k, K, IS_WHOLE)
             rest = tl.dot(w_tile, x_rest, rest, input_precision="ieee")
+        if scales_ptr is not None and IS_COMPILED:
+            total = finished(total)
+            if TAIL > 0:
+                rest = finished(rest)
         if IS_GATED and not JOINED:
             w_up = w.load([row + N, i * BLOCK_K])
             up = tl.dot(w_up, x, up, input_precision="ieee")

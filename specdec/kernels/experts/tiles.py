@@ -15,6 +15,9 @@ from specdec.kernels import next_power_of_2
 from specdec.kernels.tile_shapes import SHARED_MEMORY, Shape, row_class
 
 FEW_ROWS = 64  # up to here nothing is sorted: a tile has all rows
+# the same for MXFP4, whose weights come so soon that a product by all rows takes longer
+FEW_ROWS_PACKED = 16
+MOST_GATED_PACKED = 64  # block_n, since blocks of gate and up lie in turns
 MOST_ROWS = 8192  # the last class, and all rows above
 ROWS = (16, 32, 48, 64, 96, 128, 160, 192)  # of x in a tile
 MANY_ROWS = 128  # of tiles that no expert fits into
@@ -32,21 +35,11 @@ WAITING: Cuts = (
     *((64, 64, 6, 4), (64, 64, 5, 4), (64, 64, 4, 4)),
     *((128, 64, 3, 4), (128, 128, 3, 4), (64, 64, 3, 4)),
 )
-# of MXFP4: two groups of warps have gate and up, or two blocks of 64 rows, or one group has both
-WAITING_PACKED: dict[Part, Cuts] = {
-    "gate_up": (
-        *((64, 128, 4, 8), (64, 128, 6, 8), (64, 128, 3, 8), (64, 128, 4, 4)),
-        *((64, 128, 6, 4), (64, 128, 3, 4), (64, 64, 6, 8), (64, 64, 6, 4)),
-    ),
-    "down": (
-        *((64, 128, 6, 4), (64, 128, 4, 4), (128, 128, 4, 8), (128, 128, 6, 8)),
-        *((128, 128, 4, 4), (128, 128, 3, 8), (64, 64, 8, 4), (64, 64, 6, 4)),
-    ),
-}
-COMPUTING_PACKED: dict[Part, Cuts] = {
-    "gate_up": ((64, 64, 4, 8), (64, 64, 3, 8), (64, 128, 3, 8), (64, 128, 2, 8)),
-    "down": ((128, 64, 4, 8), (128, 64, 3, 8), (128, 128, 3, 8), (128, 128, 2, 8)),
-}
+# of MXFP4, whose pace few instructions set: one group of warps has a tile's gate and up rows
+WAITING_PACKED: Cuts = (
+    *((64, 128, 3, 4), (64, 128, 4, 4), (64, 128, 6, 4)),
+    *((64, 64, 6, 4), (64, 64, 4, 4), (64, 64, 3, 4)),
+)
 COMPUTING: Cuts = (
     *((128, 64, 4, 8), (128, 64, 3, 8), (64, 64, 4, 8)),
     *((64, 64, 3, 8), (64, 64, 3, 4), (64, 64, 2, 8), (256, 64, 3, 8)),
@@ -80,21 +73,27 @@ def class_of(num_rows: int) -> int:
 def _choose(
     rows: int, k: int, E: int, D: int, I: int, dtype: torch.dtype, is_packed: bool
 ) -> ExpertTiles:
-    block_m = rows_of_tile(rows, k, E)
+    block_m = rows_of_tile(rows, k, E, is_packed)
+    is_sorted = rows > few_rows(is_packed)
     if dtype == torch.float32:
         shape = Shape(64, min(block_m, 64), 64 if is_packed else 32, 3, 4)
-        return ExpertTiles(shape, shape, rows > FEW_ROWS)
+        return ExpertTiles(shape, shape, is_sorted)
     first = candidates("gate_up", block_m, D, is_packed)[0]
     second = candidates("down", block_m, I, is_packed)[0]
-    return ExpertTiles(first, second, rows > FEW_ROWS)
+    return ExpertTiles(first, second, is_sorted)
 
 
-def rows_of_tile(rows: int, num_chosen: int, num_experts: int) -> int:
+def few_rows(is_packed: bool) -> int:
+    """Give the most rows that are not sorted."""
+    return FEW_ROWS_PACKED if is_packed else FEW_ROWS
+
+
+def rows_of_tile(rows: int, num_chosen: int, num_experts: int, is_packed: bool = False) -> int:
     """Choose the rows of x in a tile: enough for most experts, which then read their weights once.
 
     If rows choose at random, 98 % of the experts have fewer than two deviations above the mean.
     """
-    if rows <= FEW_ROWS:
+    if rows <= few_rows(is_packed):
         return rows
     mean = rows * num_chosen / num_experts
     fitting = (each for each in ROWS if each >= mean + 2 * mean**0.5)
@@ -111,10 +110,10 @@ def candidates(part: Part, block_m: int, K: int, is_packed: bool = False) -> lis
     is_computing = block_m >= COMPUTING_ROWS
     beside = (1 if is_computing else 2) + (K <= SHORT_K)
     found: dict[bool, list[Shape]] = {True: [], False: []}
-    shapes = COMPUTING if is_computing else WAITING
-    if is_packed:
-        shapes = (COMPUTING_PACKED if is_computing else WAITING_PACKED)[part]
-    for block_n, block_k, num_stages, num_warps in shapes:
+    waiting = WAITING_PACKED if is_packed else WAITING
+    for block_n, block_k, num_stages, num_warps in COMPUTING if is_computing else waiting:
+        if is_packed and part == "gate_up" and block_n > MOST_GATED_PACKED:
+            continue
         width = of_w * block_n * bytes_of_w + block_m * 2
         size = int(width * block_k) * num_stages + RESERVED
         sums = of_w * block_n * block_m // (32 * num_warps)

@@ -15,6 +15,9 @@ from specdec.kernels import next_power_of_2
 from specdec.kernels.tile_shapes import SHARED_MEMORY, Shape, row_class
 
 FEW_ROWS = 64  # up to here nothing is sorted: a tile has all rows
+# the same for MXFP4, whose weights come so soon that a product by all rows takes longer
+FEW_ROWS_PACKED = 16
+MOST_GATED_PACKED = 64  # block_n, since blocks of gate and up lie in turns
 MOST_ROWS = 8192  # the last class, and all rows above
 ROWS = (16, 32, 48, 64, 96, 128, 160, 192)  # of x in a tile
 MANY_ROWS = 128  # of tiles that no expert fits into
@@ -24,24 +27,23 @@ BYTES_OF_PACKED = 17 / 32  # of a number of MXFP4, with its share of a scale
 RESERVED = 1536  # bytes of a program beside its ring
 MOST_SUMS = 160  # registers of a thread
 MOST_SUMS_PACKED = 90  # of four warps, which keep numbers of MXFP4 beside them
-MOST_ROWS_PACKED = 128  # of W in a tile, for the same reason
-# block_n, block_k, num_stages, num_warps; the likeliest first
-WAITING = (
+Part = Literal["gate_up", "down"]
+Cuts = tuple[tuple[int, int, int, int], ...]  # block_n, block_k, num_stages, num_warps
+# the likeliest first
+WAITING: Cuts = (
     *((64, 128, 4, 4), (128, 64, 4, 4), (64, 128, 3, 4)),
     *((64, 64, 6, 4), (64, 64, 5, 4), (64, 64, 4, 4)),
     *((128, 64, 3, 4), (128, 128, 3, 4), (64, 64, 3, 4)),
 )
-# of MXFP4, whose tiles are a quarter as large: longer rings keep as many bytes on their way
-WAITING_PACKED = (
-    *((64, 128, 6, 4), (64, 128, 4, 4), (128, 128, 4, 4)),
-    *((128, 64, 6, 4), (64, 64, 8, 4), (64, 64, 6, 4)),
-    *((128, 64, 4, 4), (64, 128, 3, 4), (64, 64, 4, 4)),
+# of MXFP4, whose pace few instructions set: one group of warps has a tile's gate and up rows
+WAITING_PACKED: Cuts = (
+    *((64, 128, 3, 4), (64, 128, 4, 4), (64, 128, 6, 4)),
+    *((64, 64, 6, 4), (64, 64, 4, 4), (64, 64, 3, 4)),
 )
-COMPUTING = (
+COMPUTING: Cuts = (
     *((128, 64, 4, 8), (128, 64, 3, 8), (64, 64, 4, 8)),
     *((64, 64, 3, 8), (64, 64, 3, 4), (64, 64, 2, 8), (256, 64, 3, 8)),
 )
-Part = Literal["gate_up", "down"]
 
 
 class ExpertTiles(NamedTuple):
@@ -71,21 +73,27 @@ def class_of(num_rows: int) -> int:
 def _choose(
     rows: int, k: int, E: int, D: int, I: int, dtype: torch.dtype, is_packed: bool
 ) -> ExpertTiles:
-    block_m = rows_of_tile(rows, k, E)
+    block_m = rows_of_tile(rows, k, E, is_packed)
+    is_sorted = rows > few_rows(is_packed)
     if dtype == torch.float32:
         shape = Shape(64, min(block_m, 64), 64 if is_packed else 32, 3, 4)
-        return ExpertTiles(shape, shape, rows > FEW_ROWS)
+        return ExpertTiles(shape, shape, is_sorted)
     first = candidates("gate_up", block_m, D, is_packed)[0]
     second = candidates("down", block_m, I, is_packed)[0]
-    return ExpertTiles(first, second, rows > FEW_ROWS)
+    return ExpertTiles(first, second, is_sorted)
 
 
-def rows_of_tile(rows: int, num_chosen: int, num_experts: int) -> int:
+def few_rows(is_packed: bool) -> int:
+    """Give the most rows that are not sorted."""
+    return FEW_ROWS_PACKED if is_packed else FEW_ROWS
+
+
+def rows_of_tile(rows: int, num_chosen: int, num_experts: int, is_packed: bool = False) -> int:
     """Choose the rows of x in a tile: enough for most experts, which then read their weights once.
 
     If rows choose at random, 98 % of the experts have fewer than two deviations above the mean.
     """
-    if rows <= FEW_ROWS:
+    if rows <= few_rows(is_packed):
         return rows
     mean = rows * num_chosen / num_experts
     fitting = (each for each in ROWS if each >= mean + 2 * mean**0.5)
@@ -104,12 +112,12 @@ def candidates(part: Part, block_m: int, K: int, is_packed: bool = False) -> lis
     found: dict[bool, list[Shape]] = {True: [], False: []}
     waiting = WAITING_PACKED if is_packed else WAITING
     for block_n, block_k, num_stages, num_warps in COMPUTING if is_computing else waiting:
+        if is_packed and part == "gate_up" and block_n > MOST_GATED_PACKED:
+            continue
         width = of_w * block_n * bytes_of_w + block_m * 2
         size = int(width * block_k) * num_stages + RESERVED
         sums = of_w * block_n * block_m // (32 * num_warps)
         most = MOST_SUMS_PACKED if is_packed and num_warps == 4 else MOST_SUMS
-        if is_packed and block_n > MOST_ROWS_PACKED:
-            continue
         if size <= SHARED_MEMORY and sums <= most:
             shape = Shape(block_n, block_m, block_k, num_stages, num_warps)
             found[size * beside <= SHARED_MEMORY].append(shape)

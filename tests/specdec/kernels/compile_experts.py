@@ -3,7 +3,8 @@
 python -m tests.specdec.kernels.compile_experts [all]
 
 Prints a line for each kernel: its name, bytes of shared memory, bytes of spilled registers, and the
-columns of its products. all: every candidate's tiles, else the likeliest.
+columns of its products; then, where these read W from registers, how many of them may still run
+when the next ones are written. all: every candidate's tiles, else the likeliest.
 """
 
 import inspect
@@ -102,7 +103,11 @@ def show(kernel, types, constants, num_warps, num_stages=3) -> None:
 def report(compiled, name) -> None:
     ptx = compiled.asm["ptx"]
     columns = set(re.findall(r"wgmma\.mma_async\S*?m64n(\d+)k16", ptx)) or {"0"}
-    print(name, compiled.metadata.shared, spilled_bytes(ptx), *columns)
+    running = ()
+    if re.search(r"wgmma\.mma_async[^;]*?\}, *\{", ptx):
+        waits = re.findall(r"wgmma\.wait_group\S* (\d+)", ptx)
+        running = "running", max(map(int, waits))
+    print(name, compiled.metadata.shared, spilled_bytes(ptx), *columns, *running)
 
 
 if __name__ == "__main__":

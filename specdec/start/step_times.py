@@ -134,6 +134,8 @@ def between(
 
     like: milliseconds of similar steps by size, whose difference to the measured ones grows evenly
         from one to the next
+
+    None takes more or less than both of its neighbours, whatever else ran while one was measured.
     """
     found = dict(measured)
     for (low, low_ms), (high, high_ms) in itertools.pairwise(measured):
@@ -141,7 +143,8 @@ def between(
         for size in sizes:
             if low < size < high:
                 share = (size - low) / (high - low)
-                found[size] = like(size) + low_more + share * (high_more - low_more)
+                ms = like(size) + low_more + share * (high_more - low_more)
+                found[size] = min(max(ms, min(low_ms, high_ms)), max(low_ms, high_ms))
     return tuple(sorted(found.items()))
 
 

@@ -62,6 +62,16 @@ def test_beyond_the_largest_round_a_step_costs_what_its_neighbours_do():
     assert [ms for _, ms in found] == pytest.approx([5.0, 5.3 + 1.7 / 3, 5.3 + 1.7 / 2, 7.0])
 
 
+def test_an_outlier_makes_no_step_take_less_than_nothing():
+    """Another process had the GPU while rounds of 16 rows were measured."""
+    rounds = as_rounds(((16, 30.0), (32, 4.0), (64, 4.2)))
+    assert between(((16, 3.8), (64, 4.4)), (16, 32, 64), rounds) == (
+        (16, 3.8),
+        (32, 3.8),
+        (64, 4.4),
+    )
+
+
 def test_sizes_that_are_measured_lie_apart():
     assert apart([64, 128, 160, 192, 256, 320, 1000], 2) == [64, 128, 256, 1000]
     assert apart([16, 32, 64, 128, 256], 4) == [16, 64, 256]

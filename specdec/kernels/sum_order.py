@@ -37,28 +37,28 @@ class Order(NamedTuple):
         return self.splits // self.parts
 
 
-def splits_of(N: int, K: int) -> int:
-    """Count the splits of a product with the whole weight [N, K].
+def splits_of(N: int, K: int, unit: int = UNIT) -> int:
+    """Count the splits of a product with the whole weight [N, K]. unit: as UNIT; of FP8 GROUP.
 
     o and down, whose columns go to several GPUs, have no more than 1.25 rows for a column: they
     take as many splits as K allows. qkv has more, and its rows go to the GPUs: it is split only
     where its rows alone would leave multiprocessors idle.
     """
-    fitting = [n for n in SPLITS if K % (UNIT * n) == 0]
+    fitting = [n for n in SPLITS if K % (unit * n) == 0]
     if 4 * N > 5 * K:
         fitting = [n for n in fitting if K // n >= LEAST_K and N // 64 * n <= MOST_PROGRAMS]
     return max(fitting, default=1)
 
 
-def splits_of_part(N: int, K: int, whole: Whole | None) -> int:
+def splits_of_part(N: int, K: int, whole: Whole | None, unit: int = UNIT) -> int:
     """Count the splits of a weight [N, K] that is some rows, or neighbouring columns, of another.
 
     whole: the other's shape; None: the weight is whole. A part with less than one split has one,
     whose bits are its own.
     """
     if whole is None:
-        return splits_of(N, K)
-    return max(splits_of(*whole) * K // whole[1], 1)
+        return splits_of(N, K, unit)
+    return max(splits_of(*whole, unit) * K // whole[1], 1)
 
 
 def add_parts(parts_STN: Tensor) -> Tensor:

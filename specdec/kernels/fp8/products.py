@@ -219,9 +219,7 @@ def _fp8_kernel(
         store_tile(out_ptr, bias_ptr, total, n0, m0, T, N, HAS_BIAS)
 
 
-def fp8_linear_ref(
-    x: Fp8Rows, weight: Fp8, bias_N: Tensor | None, dtype: torch.dtype
-) -> Tensor:
+def fp8_linear_ref(x: Fp8Rows, weight: Fp8, bias_N: Tensor | None, dtype: torch.dtype) -> Tensor:
     return Sums(_sums_ref(x, weight)[None], bias_N).finish(dtype)
 
 
@@ -234,12 +232,10 @@ def fp8_split_linear_ref(
 ) -> Tensor:
     """Compute all columns, as one part."""
     N, K = weight.codes_NK.shape
-    return _sums_ref(x, weight, splits_of_part(N, K, whole, GROUP)).to(dtype)[None]
+    return _sums_ref(x, weight, splits_of_part(N, K, whole, is_fp8=True)).to(dtype)[None]
 
 
-def fp8_gate_up_ref(
-    x: Fp8Rows, weight: Fp8, bias_X: Tensor | None, dtype: torch.dtype
-) -> Tensor:
+def fp8_gate_up_ref(x: Fp8Rows, weight: Fp8, bias_X: Tensor | None, dtype: torch.dtype) -> Tensor:
     gate_TI, up_TI = fp8_linear_ref(x, weight, bias_X, torch.float32).chunk(2, dim=-1)
     return (gate_TI / (1.0 + blocked_exp(-gate_TI)) * up_TI).to(dtype)
 

@@ -31,6 +31,7 @@ ALLOWED = {
 }
 ROW_BYTES = 128  # of a tile's row, in persistent/ and of 8-bit numbers everywhere
 SCALE_BYTES = 4  # of a row of 8-bit numbers; a tile has those of a power of two of rows
+LEAST_SCALES = 32  # that the copy engine brings at a time: a tile in shared memory has 128 bytes
 THREE_GROUPS = 192  # block_n, of persistent/ alone
 MOST_ROWS_FP8 = 128  # of a product's accumulators, beside which are the sums
 TURNS = 256  # block_m of gate with two groups there, with 8 gate and 8 up rows of W in turn
@@ -111,7 +112,8 @@ def bytes_of(product: Product, shape: Shape) -> int:
     rows = rows_of_w(product.kind, shape) + shape.block_m
     stage = rows * shape.block_k * size_of(product.dtype)
     if is_fp8:
-        stage += SCALE_BYTES * (next_power_of_2(shape.block_n) + next_power_of_2(rows))
+        of_w = next_power_of_2(shape.block_n) * (2 if product.kind == "gate" else 1)
+        stage += SCALE_BYTES * (of_w + max(next_power_of_2(shape.block_m), LEAST_SCALES))
     beside = THREE_GROUPS_BYTES if shape.block_n == THREE_GROUPS else PERSISTENT_BYTES
     if is_fp8 and product.kind == "gate":
         beside = GATED_BYTES

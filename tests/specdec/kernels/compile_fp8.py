@@ -4,9 +4,10 @@ python -m tests.specdec.kernels.compile_fp8 WHICH BLOCK_N BLOCK_M STAGES split|w
 
 WHICH: rows: few_rows.py; tiles: a program for each tile; persistent: as it says.
 FORM: channel or block. walk: two splits by a program.
-Prints bytes of shared memory and of spilled registers, products, and those that begin anew.
+Prints bytes of shared memory and of spilled registers, and what `counts` finds.
 """
 
+import re
 import sys
 from pathlib import Path
 from unittest.mock import patch
@@ -39,10 +40,15 @@ def main() -> None:
     print(made.metadata.shared, spilled_bytes(ptx), *counts(ptx))
 
 
-def counts(ptx: str) -> tuple[int, int]:
-    """Count 8-bit products, and those whose predicate keeps nothing of the accumulators."""
-    lines = [line for line in ptx.splitlines() if "wgmma.mma_async" in line and "e4m3.e4m3" in line]
-    return len(lines), ptx.count("wgmma.mma_async")
+def counts(ptx: str) -> tuple[int, int, int]:
+    """Count 8-bit products, those that keep nothing of their accumulators, and additions by us.
+
+    The last beyond one for each register of those that begin anew.
+    """
+    products = re.findall(r"wgmma\S*m64n(\d+)k32\.f32\.e4m3\.e4m3.*?}, %\w+, %\w+, (\S+),", ptx)
+    fresh = [int(columns) // 2 for columns, keeps in products if keeps == "0"]
+    sums = len(re.findall(r"(?:add|fma)\.rn\.f32", ptx))
+    return len(products), len(fresh), sums - sum(fresh)
 
 
 def few_rows(block_n: int, block_m: int, stages: int, kind: str, form: str):

@@ -23,6 +23,21 @@ def fp8_experts(E, D, I, is_block, device="cpu"):
     return tuple(found)
 
 
+def hard_rows(K, device):
+    """Rows of many sizes: with zeros, of both signs, a NaN, an infinity, and subnormal codes."""
+    x = torch.randn(9, K, device=device)
+    x[1] *= 1e-20
+    x[2] *= 1e20
+    x[3] = 0
+    x[4, ::2] = -0.0
+    x[4, 1::3] *= 1e-3
+    x[5, 7] = float("nan")
+    x[6, 9] = float("-inf")
+    x[7] = x[7].exp() ** 3
+    x[8, 0] = 448
+    return x
+
+
 def in_float64(x: Fp8Rows, weight: Fp8):
     """Multiply the same codes without rounding."""
     T, K = x.codes_TK.shape

@@ -4,12 +4,12 @@ import pytest
 
 from specdec.kernels.sum_order import Order
 from specdec.kernels.tile_rule import (
-    _accumulators,
     candidates,
     clocks,
     rule_parts,
     rule_shape,
     suits,
+    sums_held,
 )
 from specdec.kernels.tile_shapes import (
     KINDS,
@@ -36,8 +36,8 @@ def test_candidates_are_few_and_fit_into_a_multiprocessor(kind, order, rows, has
     assert 2 <= len(found) == len(set(found)) <= 24
     for shape in found:
         assert problem_of(product, rows, shape) is None
-        assert bytes_of(kind, shape) <= SHARED_MEMORY
-        held = _accumulators(product, shape) * order.walked.bit_length()
+        assert bytes_of(product, shape) <= SHARED_MEMORY
+        held = sums_held(product, shape, order.walked)
         is_waiting = shape.cuts or order.walked > 1
         assert held <= (200 if is_waiting else 160), "of 255 registers of a thread"
 

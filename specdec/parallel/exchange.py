@@ -90,6 +90,10 @@ class Exchange:
         self._gather(own.contiguous()[None], out)
         return out
 
+    def largest(self, own_T: Tensor) -> Tensor:
+        """Find the largest of all ranks' numbers, for each row."""
+        return self.gather(own_T).amax(0)
+
     def launch_all_forms(self) -> None:
         """Launch every kernel that moves something, to compile them."""
         if self.boxes is not None:

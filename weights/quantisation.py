@@ -185,11 +185,11 @@ def _has(kind: LayerKind, product: str) -> bool:
 
 
 def _counted(forms: list[Form]) -> str:
-    """Write "fp8 block", or "fp8 block in 30 layers, plain in 2 layers"."""
+    """Write "fp8 block", or "fp8 block in 30 of 32 layers, plain in 2 of 32 layers"."""
     each = dict.fromkeys(forms)
     if len(each) == 1:
         return forms[0]
-    return ", ".join(f"{form} in {forms.count(form)} layers" for form in each)
+    return ", ".join(f"{form} in {forms.count(form)} of {len(forms)} layers" for form in each)
 
 
 def _read(fields: Fields, family: Family) -> tuple[Form, Ignored]:

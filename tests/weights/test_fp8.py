@@ -153,7 +153,7 @@ def test_layers_may_have_different_forms(plain, tmp_path, form):
     assert torch.equal(dequantised(loaded.tensors, name), expected_of(name, numbers))
     rows = {row.field: row.value for row in loaded.report.fields}
     assert rows["qkv_proj"] == word
-    assert rows["o_proj"] == f"plain in 1 layers, {word} in 1 layers"
+    assert rows["o_proj"] == f"plain in 1 of 2 layers, {word} in 1 of 2 layers"
 
 
 def problems_of(directory):

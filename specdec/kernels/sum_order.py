@@ -1,10 +1,10 @@
 """The order of a product's sum over K: where it is cut into splits, and how these are added.
 
-There are S splits of K / S columns each, S a power of two and K / S a multiple of 64, of 8-bit weights of 128. Their sums
-are added in pairs of neighbours, ((0 + 1) + (2 + 3)), by whatever adds them: a program
-that makes several, the reader of `Sums`, a twin. So S / n neighbours may be added anywhere, one
-GPU of n for example, and the rest elsewhere: the bits are the same. A router whose K takes no such
-S has an odd one: the first half is one longer, ((0 + 1) + 2).
+There are S splits of K / S columns each, S a power of two and K / S a multiple of 64, of 128 if
+weights have 8 bits. Their sums are added in pairs of neighbours, ((0 + 1) + (2 + 3)), by whatever
+adds them: a program that makes several, the reader of `Sums`, a twin. So S / n neighbours may be
+added anywhere, one GPU of n for example, and the rest elsewhere: the bits are the same. A router
+whose K takes no such S has an odd one: the first half is one longer, ((0 + 1) + 2).
 
 S follows from the shape of the whole weight alone. Tables, GPUs, dtypes and the number of rows
 decide who makes how many splits, and never how they are added.

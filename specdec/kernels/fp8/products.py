@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, pick, tl, use_triton
+from specdec.kernels.few_rows import has_few_rows, launch_few_rows
 from specdec.kernels.fp8.sums import sums_of
-from specdec.kernels.fp8.weight import GROUP, Fp8, Fp8Rows, num_groups
+from specdec.kernels.fp8.weight import GROUP, Fp8, Fp8Rows, Scales, num_groups
 from specdec.kernels.gate_up import store_gated
 from specdec.kernels.invariant import blocked_exp, blocked_product
 from specdec.kernels.linear import Sums, describe, describe_rows, num_parts, store_tile
@@ -17,11 +18,11 @@ from specdec.kernels.needed import need
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.sum_order import Whole, add_parts, split_blocks, splits_of_part
+from specdec.kernels.tile_shapes import rows_of_tiles
 from specdec.kernels.tiles import (
     Tiles,
     num_tiles,
     place_of,
-    rows_of_tiles,
     tiles_for,
     tiles_for_columns,
 )
@@ -154,15 +155,24 @@ def _launch(
     assert x.is_block == weight.is_block, (x.scales.shape, weight.scales.shape)
     assert tiles.block_k == GROUP, tiles
     assert tiles.splits == 1 or K % (tiles.splits * GROUP) == 0, (K, tiles)
+    if has_few_rows(x.codes_TK, tiles, is_gated):
+        scales = Scales(x.scales, weight.scales)
+        launch_few_rows(out, x.codes_TK, weight.codes_NK, bias_N, tiles, first, is_gated, scales)
+        return
     x_desc, _ = describe_rows(x.codes_TK, tiles)
     halves = weight.codes_NK[:N], weight.codes_NK[-N:]
     w_descs = (describe(half, tiles.block_n, GROUP) for half in halves)
     bias = weight.scales if bias_N is None else bias_N
     grid = (num_tiles(N - first, T, tiles), tiles.parts)
-    flags = {"IS_GATED": is_gated, "IS_BLOCK": x.is_block, "HAS_BIAS": bias_N is not None}
+    flags: dict[str, int] = {
+        "IS_GATED": is_gated,
+        "IS_BLOCK": x.is_block,
+        "HAS_BIAS": bias_N is not None,
+    }
     flags |= {"SPLITS": tiles.splits, "WALKED": tiles.walked}
-    options = {"num_stages": tiles.num_stages, "num_warps": tiles.num_warps}
-    options |= launch_options(x.codes_TK) | need()
+    options: dict[str, object] = {"num_stages": tiles.num_stages, "num_warps": tiles.num_warps}
+    options |= launch_options(x.codes_TK)
+    options |= need()
     _fp8_kernel[grid](
         *(out, x_desc, *w_descs, x.scales, weight.scales, bias),
         *(T, N, K, x.scales.stride(0), first),

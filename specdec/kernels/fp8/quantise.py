@@ -23,7 +23,7 @@ from specdec.kernels.kept import store_kept
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import begin
 from specdec.kernels.sum_order import IS_COMPILED
-from specdec.kernels.tiles import rows_of_tiles
+from specdec.kernels.tile_shapes import rows_of_tiles
 
 WIDE = 8192  # columns of a row for which a program has more warps
 

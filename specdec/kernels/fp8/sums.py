@@ -25,11 +25,13 @@ def split_sums(
     and the numbers of scales of x and of W from a group to the next
     """
     x_desc, w_desc, up_desc = descs
+    BLOCK_N: tl.constexpr = w_desc.block_shape[0]
+    BLOCK_M: tl.constexpr = x_desc.block_shape[0]
     T, N, x_width, w_width = sizes
-    n = n0 + tl.arange(0, w_desc.block_shape[0])
-    m = m0 + tl.arange(0, x_desc.block_shape[0])
+    n = n0 + tl.arange(0, BLOCK_N)
+    m = m0 + tl.arange(0, BLOCK_M)
     x_at, w_at, up_at = scales[0] + m, scales[1] + n, scales[2] + n
-    total = tl.zeros((w_desc.block_shape[0], x_desc.block_shape[0]), tl.float32)
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     up = total
     if IS_BLOCK:
         x_at += first * x_width

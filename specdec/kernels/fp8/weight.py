@@ -40,6 +40,20 @@ class Fp8Rows(NamedTuple):
         return self.scales.dim() == 2
 
 
+class Scales(NamedTuple):
+    """The scales of both sides of a product, of one form."""
+
+    x: Tensor
+    w: Tensor
+
+
+def form_of(scales: Scales | None) -> str:
+    """Name a product's form: "channel", "block", or "plain" without scales."""
+    if scales is None:
+        return "plain"
+    return "block" if scales.w.dim() == 2 else "channel"
+
+
 def num_groups(K: int) -> int:
     """Count the groups of 128 along K, the last of which may be shorter."""
     return -(-K // GROUP)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import GluonDescriptor, gl, num_multiprocessors
+from specdec.kernels.fp8.weight import Scales
 from specdec.kernels.needed import need
 from specdec.kernels.persistent.kernel import Variant, persistent_kernel
 from specdec.kernels.tile_shapes import Kind, row_pieces, takes_turns
@@ -100,6 +101,30 @@ def describe(matrix: Tensor, rows: int, block_k: int = BLOCK_K) -> GluonDescript
     shape, strides = list(matrix.shape), list(matrix.stride())
     layout = _shared_layout(matrix.dtype, 2)
     return GluonDescriptor(matrix, shape, strides, [rows, block_k], layout)
+
+
+def describe_scales(
+    scales: Scales | None, other: Tensor, N: int, rows: int, columns: int
+) -> tuple[Tensor | GluonDescriptor, ...]:
+    """Give scales of x, W and its up rows to a kernel: as they are, in blocks of a group, or other.
+
+    N: rows of W, or of its gate rows. rows, columns: of W and of x in a block
+    """
+    if scales is None:
+        return other, other, other
+    if scales.w.dim() == 1:
+        return scales.x, scales.w[:N], scales.w[-N:]
+    return (
+        _groups(scales.x, columns),
+        _groups(scales.w[:, :N], rows),
+        _groups(scales.w[:, -N:], rows),
+    )
+
+
+def _groups(scales_GX: Tensor, width: int) -> GluonDescriptor:
+    shape, strides = list(scales_GX.shape), list(scales_GX.stride())
+    layout = _shared_layout(scales_GX.dtype, 2, 0)
+    return GluonDescriptor(scales_GX, shape, strides, [1, width], layout)
 
 
 @cache

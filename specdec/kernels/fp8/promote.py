@@ -1,0 +1,103 @@
+"""What kernels in Gluon do with a block's accumulators: the order of sums.py, with its bits.
+
+FORM: "plain" (numbers of 16 bits, without scales), "channel" or "block".
+"""
+
+from specdec.kernels import HAS_TRITON, barrier, gl, gluon_jit, hopper
+from specdec.kernels.fp8.sums import times
+from specdec.kernels.sum_order import add_now
+
+MOST_AT_ONCE = 16  # registers of a thread for a tile of which gate and up are made at once
+AT_ONCE: int = gl.constexpr(MOST_AT_ONCE) if HAS_TRITON else 0  # to kernels
+
+
+@gluon_jit
+def promoted(total, part, w_scale, x_scale, FORM: gl.constexpr):
+    """Add what 128 of K have summed up. Scales beside the tile: [rows, 1] and [1, columns]."""
+    if FORM == "block":
+        return gl.fma(part, w_scale * x_scale, total)
+    else:
+        return add_now(total, part)
+
+
+@gluon_jit
+def column_of_ring(ring, at, tile, first: gl.constexpr):
+    """Load scales of W from a ring, as a column beside the tile. first: row of the ring's."""
+    scales = ring.index(at).slice(first, tile.shape[0], dim=1)
+    return scales.permute((1, 0)).load(tile.type.layout)
+
+
+@gluon_jit
+def row_of_ring(ring, at, tile):
+    """Load scales of x from a ring, as a row above the tile."""
+    return ring.index(at).slice(0, tile.shape[1], dim=1).load(tile.type.layout)
+
+
+@gluon_jit
+def channel_scaled(total, x_scales_ptr, w_scales_ptr, m0, n0, T, N):
+    """Multiply a split's sum by the scales of rows of x, then of W."""
+    m = m0 + gl.arange(0, total.shape[1], gl.SliceLayout(0, total.type.layout))
+    n = n0 + gl.arange(0, total.shape[0], gl.SliceLayout(1, total.type.layout))
+    x_scale = gl.load(x_scales_ptr + m, mask=m < T, other=0.0, cache_modifier=".cg")
+    w_scale = gl.load(w_scales_ptr + n, mask=n < N, other=0.0)
+    return times(times(total, x_scale[None, :]), w_scale[:, None])
+
+
+@gluon_jit
+def fp8_split_sums(ring, first, blocks, place, IS_GATED: gl.constexpr, FORM: gl.constexpr):
+    """Sum a split of an 8-bit product as fp8/sums.py does: each block by itself at first."""
+    w_ring, up_ring, x_ring, ready, empty, scale_rings = ring
+    STAGES: gl.constexpr = w_ring.shape[0]
+    BLOCK_N: gl.constexpr = w_ring.shape[1]
+    BLOCK_M: gl.constexpr = x_ring.shape[1]
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 32])
+    IS_AT_ONCE: gl.constexpr = BLOCK_N * BLOCK_M <= 128 * AT_ONCE
+    zeros = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, LAYOUT)
+    acc, up = zeros, zeros
+    for j in range(blocks):
+        i = first + j
+        at = i % STAGES
+        hopper.mbarrier.wait(ready.index(at), (i // STAGES) & 1)
+        x = x_ring.index(at).permute((1, 0))
+        part = begun(w_ring.index(at), x, zeros)
+        if IS_GATED:
+            if IS_AT_ONCE:
+                up_part = begun(up_ring.index(at), x, zeros)
+                part, up_part = hopper.warpgroup_mma_wait(0, [part, up_part])
+            else:
+                part = hopper.warpgroup_mma_wait(0, [part])
+        else:
+            part = hopper.warpgroup_mma_wait(0, [part])
+        w_scale, x_scale = stage_scales(scale_rings, 1, at, acc, FORM)
+        acc = promoted(acc, part, w_scale, x_scale, FORM)
+        if IS_GATED:
+            if not IS_AT_ONCE:
+                up_part = begun(up_ring.index(at), x, zeros)
+                up_part = hopper.warpgroup_mma_wait(0, [up_part])
+            w_scale, x_scale = stage_scales(scale_rings, 2, at, acc, FORM)
+            up = promoted(up, up_part, w_scale, x_scale, FORM)
+        if FORM == "block":
+            barrier()  # all warps have read the scales
+        hopper.mbarrier.arrive(empty.index(at))
+    if FORM == "channel":
+        scales, m0, n0, T, N = place
+        acc = channel_scaled(acc, scales[0], scales[1], m0, n0, T, N)
+        if IS_GATED:
+            up = channel_scaled(up, scales[0], scales[2], m0, n0, T, N)
+    return acc, up
+
+
+@gluon_jit
+def begun(w, x, zeros):
+    """Begin to multiply a block, in accumulators of its own. zeros: as they are at first."""
+    return hopper.warpgroup_mma(w, x, zeros, use_acc=False, is_async=True)
+
+
+@gluon_jit
+def stage_scales(rings, WHICH: gl.constexpr, at, tile, FORM: gl.constexpr):
+    """Load a stage's scales, of W or its up rows and of x; the tile itself where it has none."""
+    if FORM == "block":
+        w_scale = column_of_ring(rings[WHICH], at, tile, 0)
+        return w_scale, row_of_ring(rings[0], at, tile)
+    else:
+        return tile, tile

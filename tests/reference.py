@@ -2,8 +2,9 @@
 
 The formulas of Llama (arXiv 2302.13971) with what Mistral, Qwen2 and Qwen3 add: biases, per-head
 norms, head_dim, a tied head, a window, scaled rope, Qwen3-MoE's experts, weights of FP8 with scales
-of rows or blocks; read from config.json and from which tensors there are. Imports nothing of ours. A layer has the field names of
-weights/config.py, for tests/naive_eagle.py to use these formulas with a config of either origin.
+of rows or blocks; read from config.json and from which tensors there are. Imports nothing of ours.
+A layer has the field names of weights/config.py, for tests/naive_eagle.py to use these formulas
+with a config of either origin.
 
 T rows, S keys, D hidden, H query heads, G kv heads, C channels per head, V vocabulary, L layers.
 """

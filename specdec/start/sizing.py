@@ -14,9 +14,9 @@ from specdec.requests.tokenizer import Tokenizer
 from specdec.requests.tokenizer_files import vocabulary_name
 from specdec.sizes import BLOCK_SIZE, MAX_STOP_IDS, MAX_TREE_REQUESTS, EngineSizes
 from specdec.start.speculation import Drafting
-from weights.config import EagleConfig, Heads, RopeConfig, TargetConfig
+from weights.config import BLOCK, EagleConfig, Heads, RopeConfig, TargetConfig
 from weights.errors import Problems, shown
-from weights.files.header import FLOAT_DTYPES
+from weights.files.header import FLOAT_DTYPES, TensorEntry
 from weights.files.reader import Reader
 
 GIB = 1 << 30
@@ -98,15 +98,9 @@ def check_weights(
 ) -> None:
     """Refuse weights that `memory` bytes of each device cannot hold, before the first is read.
 
-    dtype: that numbers are loaded in, not what is packed; None: as stored
+    dtype: that numbers are loaded in, not what has another form; None: as stored
     """
-    entries = reader.entries.values()
-    need = sum(each.num_bytes for each in entries)
-    if dtype is not None:
-        need = sum(
-            math.prod(each.shape) * dtype.itemsize if each.dtype in FLOAT_DTYPES else each.num_bytes
-            for each in entries
-        )
+    need = sum(_loaded_bytes(each, dtype) for each in reader.entries.values())
     if need >= memory * num_devices:
         how = "as stored" if dtype is None else f"in {str(dtype).removeprefix('torch.')}"
         has = "the device has" if num_devices == 1 else f"each of {num_devices} devices has"
@@ -114,6 +108,16 @@ def check_weights(
             f"{reader.directory}: the weights take {need / GIB:.2f} GiB {how}, {has} "
             f"{memory / GIB:.2f} GiB: give a device with more, or a smaller model"
         )
+
+
+def _loaded_bytes(entry: TensorEntry, dtype: torch.dtype | None) -> int:
+    """Count the bytes of a tensor in memory, where scales of blocks are one for each row."""
+    is_of_blocks = ".weight_scale" in entry.name and entry.shape[-1:] > (1,)
+    if is_of_blocks and len(entry.shape) == 2:
+        return math.prod(entry.shape) * BLOCK * torch.float32.itemsize
+    if dtype is not None and entry.dtype in FLOAT_DTYPES:
+        return math.prod(entry.shape) * dtype.itemsize
+    return entry.num_bytes
 
 
 def check_heads(role: str, heads: Heads, dtype: torch.dtype, device: torch.device) -> None:

@@ -5,7 +5,6 @@ import torch
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from tests.weights.fp8 import (
-    CONFIGS,
     FORMS,
     ODD_TARGETS,
     numbers_of,

@@ -8,6 +8,7 @@ import torch
 from scripts import teacher_forced
 from scripts.quantise import write
 from specdec import LLM, SamplingParams
+from specdec.config import GraphConfig
 from tests.e2e.ways import WAYS, Way, texts_of
 from tests.weights.fp8 import FORMS, ODD_TARGETS, save_odd, write_fp8
 from weights import load_target
@@ -42,6 +43,15 @@ def tiny(tmp_path_factory):
 def test_no_token_depends_on_the_way_of_the_engine(tiny, name, form, way):
     target, alone = tiny(name, form)
     assert texts_of(target, WAYS[way]) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("form", FORMS)
+def test_pieces_that_torch_compile_has_made_change_no_token(tiny, name, form):
+    target, alone = tiny(name, form)
+    pieces = GraphConfig(request_sizes=(6,), token_sizes=(64,), compile_piecewise=True)
+    assert texts_of(target, Way(K=3, graphs=pieces, chunk=40, num_seqs=6)) == alone
 
 
 @pytest.fixture(scope="module")

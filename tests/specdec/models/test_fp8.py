@@ -38,9 +38,9 @@ def target(tmp_path_factory):
     """target(name, form): the reference, and what we load of the same files."""
 
     @cache
-    def build(name, form, **changes):
+    def build(name, form):
         directory = tmp_path_factory.mktemp("target")
-        save_odd(name, directory / "plain", **changes)
+        save_odd(name, directory / "plain")
         write_fp8(directory / "plain", directory / form, form)
         return Reference(directory / form), load_target(directory / form, progress=False)
 
@@ -70,6 +70,20 @@ def test_logits_and_tokens_are_those_of_the_formulas(target, name, form):
     expected, loaded = target(name, form)
     assert share_apart(expected, loaded, SHORT) <= MOST_ROUNDED
     assert float(apart(expected, loaded, PROMPTS[1:]).max()) < STEP
+
+
+def test_layers_of_both_forms_have_the_logits_of_the_formulas(tmp_path):
+    """Experts of one layer are FP8 and of another plain, and so are products of attention."""
+    save_odd("qwen3_moe", tmp_path / "plain", num_hidden_layers=3)
+    left = r"layers\.2\.mlp|layers\.[01]\.self_attn\.o_proj"
+    entries = ["model.layers.2.mlp", "model.layers.0.self_attn.o_proj", "layers.1.self_attn.o_proj"]
+    how = {"modules_to_not_convert": entries}
+    write_fp8(tmp_path / "plain", tmp_path / "fp8", "block", left, **how)
+    loaded = load_target(tmp_path / "fp8", progress=False)
+    forms = [kind.experts and kind.experts.form for kind in loaded.config.layers]
+    assert forms == ["fp8 block", None, "plain"]
+    assert [kind.forms.o_proj for kind in loaded.config.layers] == ["plain", "plain", "fp8 block"]
+    assert share_apart(Reference(tmp_path / "fp8"), loaded, SHORT) <= MOST_ROUNDED
 
 
 def left_as_it_is(x):

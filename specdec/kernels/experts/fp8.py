@@ -2,7 +2,7 @@
 
 from specdec.kernels import jit, tl
 from specdec.kernels.experts.pairs import columns_of
-from specdec.kernels.fp8.sums import times
+from specdec.kernels.fp8.sums import promoted, times
 from specdec.kernels.sum_order import add_now
 
 
@@ -43,14 +43,14 @@ def fp8_sums(
         if IS_BLOCK:
             x_scale = tl.load(x_scale_at + i * stride_scales, mask=has_row, other=0.0)[None, :]
             w_scale = tl.load(w_scale_at + i * num_n, mask=n < N, other=0.0)[:, None]
-            total = tl.fma(part, w_scale * x_scale, total)
+            total = promoted(total, part, w_scale, x_scale)
         else:
             total = add_now(total, part)
         if IS_GATED:
             part = tl.dot(w_desc.load([row + N, i * BLOCK_K]), x)
             if IS_BLOCK:
                 up_scale = tl.load(w_scale_at + i * num_n + N, mask=n < N, other=0.0)[:, None]
-                up = tl.fma(part, up_scale * x_scale, up)
+                up = promoted(up, part, up_scale, x_scale)
             else:
                 up = add_now(up, part)
     if not IS_BLOCK:

@@ -17,6 +17,7 @@ from specdec.kernels.linear import Sums, describe, describe_rows, num_parts, sto
 from specdec.kernels.needed import need
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.persistent.launch import launch_persistent
 from specdec.kernels.sum_order import Whole, add_parts, split_blocks, splits_of_part
 from specdec.kernels.tile_shapes import rows_of_tiles
 from specdec.kernels.tiles import (
@@ -155,8 +156,13 @@ def _launch(
     assert x.is_block == weight.is_block, (x.scales.shape, weight.scales.shape)
     assert tiles.block_k == GROUP, tiles
     assert tiles.splits == 1 or K % (tiles.splits * GROUP) == 0, (K, tiles)
+    scales = Scales(x.scales, weight.scales)
+    if tiles.cuts != 0:
+        parts_STN = out[None] if out.dim() == 2 else out
+        tensors = parts_STN, x.codes_TK, weight.codes_NK, bias_N
+        launch_persistent(*tensors, tiles, is_gated, scales)
+        return
     if has_few_rows(x.codes_TK, tiles, is_gated):
-        scales = Scales(x.scales, weight.scales)
         launch_few_rows(out, x.codes_TK, weight.codes_NK, bias_N, tiles, first, is_gated, scales)
         return
     x_desc, _ = describe_rows(x.codes_TK, tiles)
@@ -265,6 +271,6 @@ def _split_ref(x: Fp8Rows, weight: Fp8, groups: range) -> Tensor:
         columns = slice(g * GROUP, (g + 1) * GROUP)
         part_TN = blocked_product(x.codes_TK[:, columns], weight.codes_NK[:, columns])
         if x.is_block:
-            part_TN = part_TN * (weight.scales[g] * x.scales[g, :T, None])
+            part_TN = part_TN * weight.scales[g] * x.scales[g, :T, None]
         total_TN = total_TN + part_TN
     return total_TN if x.is_block else total_TN * x.scales[:, None] * weight.scales

@@ -15,7 +15,7 @@ AT_ONCE: int = gl.constexpr(MOST_AT_ONCE) if HAS_TRITON else 0  # to kernels
 def promoted(total, part, w_scale, x_scale, FORM: gl.constexpr):
     """Add what 128 of K have summed up. Scales beside the tile: [rows, 1] and [1, columns]."""
     if FORM == "block":
-        return gl.fma(part, w_scale * x_scale, total)
+        return gl.fma(part * w_scale, x_scale, total)
     else:
         return add_now(total, part)
 
@@ -28,9 +28,9 @@ def column_of_ring(ring, at, tile, first: gl.constexpr):
 
 
 @gluon_jit
-def row_of_ring(ring, at, tile):
-    """Load scales of x from a ring, as a row above the tile."""
-    return ring.index(at).slice(0, tile.shape[1], dim=1).load(tile.type.layout)
+def row_of_ring(ring, at, tile, first: gl.constexpr):
+    """Load scales of x from a ring, as a row above the tile. first: of the ring's."""
+    return ring.index(at).slice(first, tile.shape[1], dim=1).load(tile.type.layout)
 
 
 @gluon_jit
@@ -98,6 +98,6 @@ def stage_scales(rings, WHICH: gl.constexpr, at, tile, FORM: gl.constexpr):
     """Load a stage's scales, of W or its up rows and of x; the tile itself where it has none."""
     if FORM == "block":
         w_scale = column_of_ring(rings[WHICH], at, tile, 0)
-        return w_scale, row_of_ring(rings[0], at, tile)
+        return w_scale, row_of_ring(rings[0], at, tile, 0)
     else:
         return tile, tile

@@ -1,7 +1,7 @@
 """The order of a row's sum over K, for every kernel of 8-bit products.
 
 Each 128 of K begins a fresh accumulator. Its sum is added to that of the split, in the block form
-multiplied by both scales: total = fma(sum, w * x, total). In the channel form a split's sum is
+multiplied by both scales: total = fma(sum * w, x, total). In the channel form a split's sum is
 multiplied at its end, first by the scale of x. Neighbouring splits are added then (sum_order.py).
 
 Additions are where they are written: a compiler that finds total + a b folds all of K into one
@@ -56,8 +56,8 @@ def split_sums(
                 up_at += w_width
                 up_next = tl.load(up_at, mask=(n < N) & (i + 1 < blocks), other=0.0)
                 part = tl.dot(up_desc.load([n0, k]), x)
-                up = tl.fma(part, up_scale[:, None] * x_scale[None, :], up)
-            total = tl.fma(tl.dot(w, x), w_scale[:, None] * x_scale[None, :], total)
+                up = promoted(up, part, up_scale[:, None], x_scale[None, :])
+            total = promoted(total, tl.dot(w, x), w_scale[:, None], x_scale[None, :])
         else:
             if IS_GATED:
                 up = add_now(up, tl.dot(up_desc.load([n0, k]), x))
@@ -68,6 +68,12 @@ def split_sums(
         if IS_GATED:
             up = times(times(up, x_scale), tl.load(up_at, mask=n < N, other=0.0)[:, None])
     return total, up
+
+
+@jit
+def promoted(total, part, w_scale, x_scale):
+    """Add a block's sum, times the scale of W, to the total, times the scale of x."""
+    return tl.fma(part * w_scale, x_scale, total)
 
 
 @jit

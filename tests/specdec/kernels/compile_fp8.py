@@ -14,9 +14,11 @@ from unittest.mock import patch
 import torch
 
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
-    from specdec.kernels import gl, triton
+    from specdec.kernels import gl, next_power_of_2, triton
     from specdec.kernels.few_rows import LEAST_SCALES, REGISTERS, few_rows_kernel
     from specdec.kernels.fp8 import products
+    from specdec.kernels.persistent.kernel import Variant, persistent_kernel
+    from specdec.kernels.tile_shapes import FP8, rows_at_once
 
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -28,7 +30,9 @@ def main() -> None:
     which, *numbers = sys.argv[1:5]
     block_n, block_m, stages = map(int, numbers)
     kind, form = sys.argv[5:7]
-    made = {"rows": few_rows, "tiles": tiles}[which](block_n, block_m, stages, kind, form)
+    made = {"rows": few_rows, "tiles": tiles, "persistent": persistent}[which](
+        block_n, block_m, stages, kind, form
+    )
     ptx = made.asm["ptx"]
     if len(sys.argv) > 8:
         Path(sys.argv[8]).write_text(ptx)
@@ -67,6 +71,52 @@ def few_rows(block_n: int, block_m: int, stages: int, kind: str, form: str):
     source = GluonASTSource(few_rows_kernel, signature, values, {})
     options = {"num_warps": 4, "maxnreg": REGISTERS, "launch_pdl": True}
     return triton.compile(source, target=HOPPER, options=options)
+
+
+def persistent(block_n: int, block_m: int, stages: int, kind: str, form: str):
+    cuts = int(sys.argv[7]) if len(sys.argv) > 7 else 1
+    is_gated, groups = kind == "gate", block_n // 64
+    count = 2 if kind == "walk" else 1
+    main_rows, tail = rows_at_once(FP8, block_m)
+    num_scales = 0
+    w = desc("fp8e4nv", 8, 128 if groups == 2 else 64, 128)
+    out_rows = 32 if groups == 2 or is_gated else 16
+    places = dict.fromkeys(("x_scales", "w_scales", "up_scales"), "*fp32")
+    if form == "block":
+        widths = next_power_of_2(block_m), next_power_of_2(block_n), next_power_of_2(block_n)
+        places = dict(zip(places, map(scales_desc, widths), strict=True))
+        num_scales = sum(widths[: 3 if is_gated else 2])
+    variant = Variant(
+        count,
+        count,
+        is_gated,
+        has_bias=is_gated,
+        tail=tail,
+        cuts=cuts,
+        num_stages=stages,
+        height=block_n,
+        groups=groups,
+        copy_registers=40 if groups == 2 else 24,
+        is_late=False,
+        has_turns=False,
+        form=form,
+        num_scales=num_scales,
+    )
+    signature = {
+        "out_desc": desc(*(("bf16", 16) if is_gated else ("fp32", 32)), 1, out_rows, 64),
+        "w_desc": w,
+        "up_desc": w,
+        "x_desc": desc("fp8e4nv", 8, main_rows, 128),
+        "rest_desc": desc("fp8e4nv", 8, tail or main_rows // cuts, 128),
+        "bias_ptr": "*bf16",
+        **places,
+        **dict.fromkeys(("T", "N", "K"), "i32"),
+        **dict.fromkeys(("VARIANT", "needed_ptr"), "constexpr"),
+    }
+    names = list(signature)
+    values = {(names.index("VARIANT"),): variant, (names.index("needed_ptr"),): None}
+    source = GluonASTSource(persistent_kernel, signature, values, {})
+    return triton.compile(source, target=HOPPER, options={"num_warps": 4, "launch_pdl": True})
 
 
 def scales_desc(width: int) -> str:

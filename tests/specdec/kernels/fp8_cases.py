@@ -25,7 +25,7 @@ def fp8_experts(E, D, I, is_block, device="cpu"):
 
 def in_float64(x: Fp8Rows, weight: Fp8):
     """Multiply the same codes without rounding."""
-    (T, K), N = x.codes_TK.shape, len(weight.codes_NK)
+    T, K = x.codes_TK.shape
     codes_TK, codes_NK = x.codes_TK.double(), weight.codes_NK.double()
     if x.is_block:
         of_x = x.scales.t()[:T].repeat_interleave(GROUP, 1)[:, :K]

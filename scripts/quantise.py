@@ -22,6 +22,7 @@ from weights.config import BLOCK
 from weights.convert import write_whole
 from weights.families.table import FAMILIES
 from weights.files.reader import INDEX, Reader
+from weights.fp8 import is_scale
 from weights.load import bind_target
 from weights.report import Log
 
@@ -63,12 +64,14 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def write(source: Path, out: Path, form: str, device: str = "cpu") -> None:
-    """Write the checkpoint file by file. ValueError: its family is not read in FP8, or out is."""
+    """Write the checkpoint file by file. ValueError: it has this form, or its family never has."""
     reader = Reader(source)
     config, _, held = bind_target(reader, Log())
     reader.problems.raise_if_any()
     if "fp8 block" not in FAMILIES[config.model_type].forms:
         raise ValueError(f"{source}: weights of {config.model_type} are not read in FP8")
+    if any(is_scale(name) for name in held):
+        raise ValueError(f"{source}: is quantised already")
     out.mkdir(parents=True)
     for file in source.iterdir():
         if file.suffix != ".safetensors" and file.is_file():

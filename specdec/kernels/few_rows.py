@@ -26,7 +26,7 @@ from specdec.kernels.needed import need
 from specdec.kernels.persistent.launch import describe, describe_scales
 from specdec.kernels.persistent.results import bias_beside, gated
 from specdec.kernels.sum_order import add_now, split_blocks
-from specdec.kernels.tile_shapes import SHARED_MEMORY
+from specdec.kernels.tile_shapes import LEAST_SCALES, SHARED_MEMORY
 from specdec.kernels.tiles import Tiles, num_tiles, place_of, rows_to_read
 from specdec.kernels.warp_roles import make_barriers, make_ring
 
@@ -37,7 +37,6 @@ MOST_SUMS = 64  # registers of a thread
 MOST_SUMS_FP8 = 96  # with accumulators of 128 of K
 REGISTERS = 80  # of a thread on average; those that multiply get 136
 BARRIER_BYTES = 1024
-LEAST_SCALES = 32  # that the copy engine brings at a time: a tile in shared memory has 128 bytes
 
 
 def has_few_rows(x_TK: Tensor, tiles: Tiles, is_gated: bool = False) -> bool:

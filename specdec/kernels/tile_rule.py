@@ -65,8 +65,8 @@ WIDE_FP8 = (  # block_n, block_m, num_stages, num_warps; for more rows than FEW_
 )
 PERSISTENT_FP8 = (  # as PERSISTENT
     *((128, 64, stages, 1) for stages in (4, 6, 7)),
-    *((128, 96, stages, 1) for stages in (3, 6)),
-    *((128, 128, stages, cuts) for stages in (3, 5) for cuts in (1, 2, 4)),
+    *((128, 96, stages, 1) for stages in (4, 6)),
+    *((128, 128, stages, cuts) for stages in (3, 4, 5) for cuts in (1, 2, 4)),
     *((128, block_m, stages, 1) for block_m in (160, 192, 256) for stages in (3, 4, 5)),
     *((THREE_GROUPS, block_m, stages, 1) for block_m in (64, 96, 128) for stages in (4, 5, 6)),
 )

@@ -7,6 +7,8 @@ column of the same tensor-core instruction (linear.py), so tiles change the spee
 from bisect import bisect_left
 from typing import Literal, NamedTuple, get_args
 
+from specdec.kernels import next_power_of_2
+
 Kind = Literal["split", "whole", "gate"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 WIDE_DTYPES = ("bfloat16", "float16")
@@ -28,11 +30,13 @@ ALLOWED = {
     "cuts": (0, 1, 2, 4),
 }
 ROW_BYTES = 128  # of a tile's row, in persistent/ and of 8-bit numbers everywhere
-SCALE_BYTES = 4  # beside each row of a tile of 8-bit numbers
+SCALE_BYTES = 4  # of a row of 8-bit numbers; a tile has those of a power of two of rows
+LEAST_SCALES = 32  # that the copy engine brings at a time: a tile in shared memory has 128 bytes
 THREE_GROUPS = 192  # block_n, of persistent/ alone
 MOST_ROWS_FP8 = 128  # of a product's accumulators, beside which are the sums
 TURNS = 256  # block_m of gate with two groups there, with 8 gate and 8 up rows of W in turn
 PERSISTENT_BYTES = 33 * 1024  # of shared memory beside its ring: results, and barriers
+GATED_BYTES = 17 * 1024  # of 8-bit gate, whose results have 16 bits
 THREE_GROUPS_BYTES = 25 * 1024  # with three groups, whose results have smaller blocks
 
 
@@ -104,10 +108,16 @@ def rows_at_once(dtype: str, block_m: int) -> tuple[int, int]:
 
 def bytes_of(product: Product, shape: Shape) -> int:
     """Count the shared memory of a program's tiles."""
-    row = shape.block_k * size_of(product.dtype) + SCALE_BYTES * (product.dtype == FP8)
-    ring = (rows_of_w(product.kind, shape) + shape.block_m) * row * shape.num_stages
+    is_fp8 = product.dtype == FP8
+    rows = rows_of_w(product.kind, shape) + shape.block_m
+    stage = rows * shape.block_k * size_of(product.dtype)
+    if is_fp8:
+        of_w = next_power_of_2(shape.block_n) * (2 if product.kind == "gate" else 1)
+        stage += SCALE_BYTES * (of_w + max(next_power_of_2(shape.block_m), LEAST_SCALES))
     beside = THREE_GROUPS_BYTES if shape.block_n == THREE_GROUPS else PERSISTENT_BYTES
-    return ring + (beside if shape.cuts else 0)
+    if is_fp8 and product.kind == "gate":
+        beside = GATED_BYTES
+    return stage * shape.num_stages + (beside if shape.cuts else 0)
 
 
 def problem_of(product: Product, rows: int, shape: Shape) -> str | None:

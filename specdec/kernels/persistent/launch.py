@@ -38,7 +38,7 @@ def launch_persistent(
     has_turns = takes_turns(kind, tiles.block_n, tiles.block_m, tiles.cuts)
     groups = tiles.block_n // 64
     height = tiles.block_n // 2 if has_turns else tiles.block_n
-    rows, columns = next_power_of_2(tiles.block_n), next_power_of_2(tiles.block_m)  # of scales
+    rows, columns = next_power_of_2(tiles.block_n), next_power_of_2(tiles.block_m)  # with scales
     # results in 16 bits, beside one sum, can wait for the next tile
     can_wait = tail == 0 and tiles.splits == S and out_STN.element_size() == 2 and scales is None
     variant = Variant(

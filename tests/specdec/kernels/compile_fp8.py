@@ -15,10 +15,10 @@ import torch
 
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import gl, next_power_of_2, triton
-    from specdec.kernels.few_rows import LEAST_SCALES, REGISTERS, few_rows_kernel
+    from specdec.kernels.few_rows import REGISTERS, few_rows_kernel
     from specdec.kernels.fp8 import products
     from specdec.kernels.persistent.kernel import Variant, persistent_kernel
-    from specdec.kernels.tile_shapes import FP8, rows_at_once
+    from specdec.kernels.tile_shapes import FP8, LEAST_SCALES, rows_at_once
 
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource

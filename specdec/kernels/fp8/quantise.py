@@ -1,6 +1,7 @@
 """Codes of rows: s = max(largest of |x|, 1e-10) / 448, code = e4m3(x / s), in float32.
 
-The largest is of a row (channel form) or of each 128 of its columns (block form). Both divisions
+The largest is of a row (channel form) or of each 128 of its columns (block form). Where ranks have
+columns of one row each, `row_peaks` finds the largest of these. Both divisions
 are true ones, and a code is the nearest, of two the even one: codes of kernel and twin are equal.
 A NaN has the code of NaN, and does not count for s; infinity makes s infinite, and has a NaN.
 """
@@ -28,12 +29,27 @@ from specdec.kernels.tile_shapes import rows_of_tiles
 WIDE = 8192  # columns of a row for which a program has more warps
 
 
-def quantise(x_TK: Tensor, is_block: bool) -> Fp8Rows:
+def quantise(x_TK: Tensor, is_block: bool, peaks_T: Tensor | None = None) -> Fp8Rows:
     """Quantise rows [T, K] of any float dtype, each by itself; see the module for the formula.
 
     is_block: scales of each 128 columns, the last of which may be fewer; else of a row
+    peaks_T:  the largest of |x| of whole rows, float32, of which x has some columns; None: all
     """
-    return Fp8Rows(*_quantise(x_TK, is_block))
+    assert peaks_T is None or not is_block, "a rank has whole groups"
+    return Fp8Rows(*_quantise(x_TK, is_block, peaks_T))
+
+
+@opaque(lambda x: x.new_empty(x.shape[0], dtype=torch.float32))
+def row_peaks(x_TK: Tensor) -> Tensor:
+    """Find the largest of |x| in each row, [T] float32; a NaN does not count."""
+    if not use_triton(x_TK):
+        return row_peaks_ref(x_TK)
+    assert x_TK.stride(1) == 1, x_TK.stride()
+    T, K = x_TK.shape
+    peaks_T = torch.empty(T, dtype=torch.float32, device=x_TK.device)
+    options = {"BLOCK_K": row_width(K), "num_warps": 8} | launch_options(x_TK)
+    _row_peaks_kernel[(T,)](peaks_T, x_TK, x_TK.stride(0), K, **options)
+    return peaks_T
 
 
 def empty_codes(x_TK: Tensor, is_block: bool) -> tuple[Tensor, Tensor]:
@@ -51,14 +67,14 @@ def room_for_codes(T: int, K: int, is_block: bool, device: torch.device) -> Fp8R
     return Fp8Rows(codes_TK, scales)
 
 
-@opaque(empty_codes)
-def _quantise(x_TK: Tensor, is_block: bool) -> tuple[Tensor, Tensor]:
+@opaque(lambda x, is_block, peaks: empty_codes(x, is_block))
+def _quantise(x_TK: Tensor, is_block: bool, peaks_T: Tensor | None = None) -> tuple[Tensor, Tensor]:
     if not use_triton(x_TK):
-        return quantise_ref(x_TK, is_block)
-    return launch_quantise(x_TK, is_block)
+        return quantise_ref(x_TK, is_block, peaks_T)
+    return launch_quantise(x_TK, is_block, peaks_T)
 
 
-def launch_quantise(x_TK: Tensor, is_block: bool) -> Fp8Rows:
+def launch_quantise(x_TK: Tensor, is_block: bool, peaks_T: Tensor | None = None) -> Fp8Rows:
     """Quantise on a GPU, one program a row."""
     assert x_TK.stride(1) == 1, x_TK.stride()
     T, K = x_TK.shape
@@ -66,7 +82,8 @@ def launch_quantise(x_TK: Tensor, is_block: bool) -> Fp8Rows:
     stride = rows.scales.stride(0) if is_block else 0
     options = {"BLOCK_K": row_width(K), "IS_BLOCK": is_block, "num_warps": 8 if K <= WIDE else 16}
     options |= launch_options(x_TK)
-    _quantise_kernel[(T,)](*rows, x_TK, x_TK.stride(0), stride, K, **options)
+    given = x_TK, x_TK.stride(0), stride, K
+    _quantise_kernel[(T,)](*rows, *given, **options, peaks_ptr=peaks_T)
     return rows
 
 
@@ -86,23 +103,48 @@ def _quantise_kernel(
     BLOCK_K: tl.constexpr,
     IS_BLOCK: tl.constexpr,
     PDL: tl.constexpr,
+    peaks_ptr=None,  # [T]
 ):
     begin(PDL)
     t = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK_K)
     x = tl.load(x_ptr + t * stride_x + k, mask=k < K, other=0.0).to(tl.float32)
-    store_codes(codes_ptr, scales_ptr, x, t, K, stride_scales, IS_BLOCK)
+    store_codes(codes_ptr, scales_ptr, x, t, K, stride_scales, IS_BLOCK, peaks_ptr)
 
 
 @jit
-def store_codes(codes_ptr, scales_ptr, x, t, K, stride_scales, IS_BLOCK: tl.constexpr):
-    """Store codes and scales of row t. x: float32, with zeros after its K elements."""
+def _row_peaks_kernel(
+    peaks_ptr,  # [T]
+    x_ptr,  # [T, K]
+    stride_x,
+    K,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin(PDL)
+    t = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, BLOCK_K)
+    x = tl.load(x_ptr + t * stride_x + k, mask=k < K, other=0.0).to(tl.float32)
+    tl.store(peaks_ptr + t, tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=0))
+
+
+@jit
+def store_codes(
+    codes_ptr, scales_ptr, x, t, K, stride_scales, IS_BLOCK: tl.constexpr, peaks_ptr=None
+):
+    """Store codes and scales of row t. x: float32, with zeros after its K elements.
+
+    peaks: of whole rows, whose columns x are; None: they are all
+    """
     GROUPS: tl.constexpr = x.shape[0] // 128 if IS_BLOCK else 1
     WIDTH: tl.constexpr = x.shape[0] // GROUPS
     g = tl.arange(0, GROUPS)
     k = g[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     x = tl.reshape(x, [GROUPS, WIDTH])
-    peak = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=1)
+    if peaks_ptr is None:
+        peak = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=1)
+    else:
+        peak = tl.load(peaks_ptr + t + g)  # of the one group that there is
     scale = tl.div_rn(tl.maximum(peak, 1e-10), 448.0)
     codes = _codes(tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape)))
     store_kept(codes_ptr + t * K + k, codes, k < K)
@@ -124,15 +166,19 @@ def _codes(x):
         return (code | ((bits >> 24) & 0x80)).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
 
 
-def quantise_ref(x_TK: Tensor, is_block: bool) -> Fp8Rows:
+def quantise_ref(x_TK: Tensor, is_block: bool, peaks_T: Tensor | None = None) -> Fp8Rows:
     T, K = x_TK.shape
     width = GROUP if is_block else K
     groups = num_groups(K) if is_block else 1
     x_TGX = F.pad(x_TK.float(), (0, groups * width - K)).view(T, groups, width)
-    peak_TG = x_TGX.abs().nan_to_num(nan=0.0, posinf=float("inf")).amax(2)
-    scales_TG = peak_TG.clamp(min=LEAST_PEAK) / torch.tensor(LARGEST, device=x_TK.device)
+    peaks_TG = row_peaks_ref(x_TGX) if peaks_T is None else peaks_T[:, None]
+    scales_TG = peaks_TG.clamp(min=LEAST_PEAK) / peaks_TG.new_full((), LARGEST)
     codes_TGX = (x_TGX / scales_TG[..., None]).clamp(-LARGEST, LARGEST).to(E4M3)
     codes_TK = codes_TGX.view(T, groups * width)[:, :K].contiguous()
     if not is_block:
         return Fp8Rows(codes_TK, scales_TG[:, 0].contiguous())
     return Fp8Rows(codes_TK, F.pad(scales_TG.t(), (0, -T % 4)).contiguous())
+
+
+def row_peaks_ref(x: Tensor) -> Tensor:
+    return x.float().abs().nan_to_num(nan=0.0, posinf=float("inf")).amax(-1)

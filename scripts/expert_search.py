@@ -17,11 +17,11 @@ from specdec.kernels import triton
 from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.experts.products import launch_expert_parts
 from specdec.kernels.experts.tiles import (
-    FEW_ROWS,
     ROWS,
     ExpertTiles,
     candidates,
     class_of,
+    few_rows,
 )
 from specdec.kernels.experts.weight import Form
 from specdec.kernels.tile_shapes import Shape
@@ -74,9 +74,9 @@ def _ways(sizes: Sizes, T: int) -> Iterator[tuple[list[Shape], list[Shape], bool
         gate_up = candidates("gate_up", block_m, D, form)
         return gate_up, candidates("down", block_m, I, form)
 
-    if T <= FEW_ROWS:
+    if few_rows(form) >= T:
         yield *both(class_of(T)), False
     mean = T * k / E
     for block_m in ROWS:
-        if mean / 4 <= block_m <= 4 * max(mean, 8):
+        if min(mean / 4, max(ROWS)) <= block_m <= 4 * max(mean, 8):
             yield *both(block_m), True

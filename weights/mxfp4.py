@@ -12,10 +12,9 @@ from torch import Tensor
 
 from weights.errors import Problems
 from weights.files.header import TensorEntry
-from weights.turned import NO_SCALE
+from weights.turned import MAGNITUDES, NO_SCALE
 
 LEAST, MOST = 2, 128
-SIGNS = 0x77777777  # all bits of eight codes but these
 SCALES = "_scales"
 
 
@@ -46,8 +45,9 @@ def check_scales(
 def _are_zeros(words: Tensor, scales_EHNX: Tensor, parts: int) -> Tensor:
     """Tell for each scale whether all of its numbers are 0. parts: of the rows; see turned.py"""
     (E, H, N, _), G = scales_EHNX.shape, words.shape[1]
-    places = (words & SIGNS == 0).view(E, G, parts, -1, 4, 8, 4, 2, 2)  # block, w, i, q, a, c
-    are_zero = places.all(dim=6).transpose(5, 6).flatten(3, 6)[:, :, :, : N // parts].flatten(2, 3)
+    places = (words & MAGNITUDES == 0).view(E, G, -1, parts, 4, 8, 4, 2, 2)  # w, i, q, a, c
+    rows = places.all(dim=6).transpose(2, 3).transpose(5, 6).flatten(3, 6)
+    are_zero = rows[:, :, :, : N // parts].flatten(2, 3)
     is_zero = torch.ones(E, 2 * H, N, 2, dtype=torch.bool, device=words.device)
     is_zero[:, :G] = are_zero
     return is_zero.view(E, H, 2, N, 2).transpose(2, 3).reshape(E, H, N, 4)

@@ -4,10 +4,12 @@ Rows of gate and up alternate there: 2i is gate i and 2i + 1 is up i, in weights
 plain weights they are columns. MXFP4 (OCP Microscaling Formats, version 1.0) has two numbers in a
 byte, the even column in its low half, and a scale for each 32 columns. What kernels read of it:
 
-- words [E, G, R, 128, 4] int32: columns 64 g to 64 g + 63 of a block of 64 rows; blocks of gate are
-  before those of up. Word 2 a + c of place 32 w + 4 i + q has 8 codes of row 16 w + 8 a + i: those
-  of columns 32 c + 16 j + 8 h + 2 q + l for j, h and l of 0 and 1, in the four bits from bit
-  16 l + 8 j + 4 h on. So a place has what one thread of the tensor cores' operand takes
+- words [E, G, R, 128, 4] int32: columns 64 g to 64 g + 63 of a block of 64 rows; blocks of gate and
+  of up take turns. Word 2 a + c of place 32 w + 4 i + q has 8 codes of row 16 w + 8 a + i: those of
+  columns 32 c + 16 j + 8 h + 2 q + l for j, h and l of 0 and 1. So a place has what one thread of
+  the tensor cores' operand takes. Bit b of the code of j, h and l = 0 is bit BITS[2 j + h][b] of
+  the word, and for l = 1 the bit 16 places on or back: most codes are then one shift and one mask
+  away from their places in a bfloat16
 - scales [E, H, N] int32: byte b of a word is that of columns 128 h + 32 b to 128 h + 32 b + 31
 
 What is missing at the end of a row or of a block are zeros, and scales of 1. A move is done for all
@@ -23,6 +25,8 @@ from torch import Tensor
 
 Shape = tuple[int, ...]
 ROWS = 64  # of a block of words
+BITS = (0, 1, 2, 9), (4, 5, 6, 13), (10, 11, 12, 19), (14, 7, 8, 15)
+MAGNITUDES = 0x5DF75DF7  # all bits of a word but the codes' signs
 NO_SCALE = 127  # of a block of zeros: 2^0
 
 
@@ -62,9 +66,17 @@ def _as_words(blocks_ENBX: Tensor, parts: int) -> Tensor:
     blocks = blocks_ENBX.reshape(E, parts, N // parts, B, 16)
     padded = F.pad(blocks, (0, 0, 0, B % 2, 0, -(N // parts) % ROWS))
     bytes_ = padded.view(E, parts, -1, 4, 2, 8, G, 2, 2, 2, 4)  # block, w, a, i, G, c, j, h, q
-    ordered = bytes_.permute(0, 6, 1, 2, 3, 5, 10, 4, 7, 8, 9).reshape(E, G, -1, 128, 16)
+    ordered = bytes_.permute(0, 6, 2, 1, 3, 5, 10, 4, 7, 8, 9).reshape(E, G, -1, 128, 16)
     words = ordered.view(torch.int32)
-    return _even_digits(words) | _even_digits(words >> 4) << 16
+    return _at_their_bits(_even_digits(words) | _even_digits(words >> 4) << 16)
+
+
+def _at_their_bits(words: Tensor) -> Tensor:
+    """Move the bits of codes that lie one after another, those of each l in a half, to BITS."""
+    stay = words & (0x80778077 - (1 << 32))
+    moved = (words & 0x00880088) << 6 | (words & 0x17001700) << 2 | words >> 6 & 0x01800180
+    to_the_other_half = words >> 8 & 0x00080008
+    return stay | moved | to_the_other_half << 16 | to_the_other_half >> 16
 
 
 def _even_digits(words: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from tests.weights.mxfp4 import drawn
 from weights.arrange import arrange
-from weights.turned import move_of
+from weights.turned import BITS, move_of
 
 E, I, D = 2, 3, 5
 
@@ -62,7 +62,7 @@ def test_each_code_and_each_scale_lies_at_its_place(name, num_blocks):
     for e, n in itertools.product(range(E), (0, 1, 2, 9, 63, 64, 77, 126, 127, 128, 139)):
         part, row = (n % 2, n // 2) if name == "gate_up_proj" else (0, n)
         R, rest = divmod(row, 64)
-        R += part * 2
+        R = 2 * R + part if name == "gate_up_proj" else R
         w, rest = divmod(rest, 16)
         a, i = divmod(rest, 8)
         for column, code in enumerate(codes[e][n]):
@@ -72,7 +72,8 @@ def test_each_code_and_each_scale_lies_at_its_place(name, num_blocks):
             h, rest = divmod(rest, 8)
             q, l = divmod(rest, 2)
             word = words[e][g][R][32 * w + 4 * i + q][2 * a + c]
-            assert word >> (16 * l + 8 * j + 4 * h) & 15 == code
+            bits = [word >> (bit + 16 * l) % 32 & 1 for bit in BITS[2 * j + h]]
+            assert sum(bit << b for b, bit in enumerate(bits)) == code
         for block, scale in enumerate(scales[e][n]):
             word = scale_words[e][block // 4][part * N // 2 + row]
             assert word >> 8 * (block % 4) & 255 == scale

@@ -7,8 +7,11 @@ E8M0). The scales are 2 to 128, which the loader checks.
 
 A block of 64 rows and 64 columns is 128 places of four words, one for each thread of the four warps
 that multiply it: place 32 w + 4 i + q has rows 16 w + 8 a + i in its words 2 a + c, and there the
-columns 32 c + 16 j + 8 h + 2 q + l from bit 16 l + 8 j + 4 h on. So wgmma takes the numbers from
-the registers of the threads that loaded their codes.
+columns 32 c + 16 j + 8 h + 2 q + l at the bits that weights/turned.py says. So wgmma takes the
+numbers from the registers of the threads that loaded their codes.
+
+Memory sets the pace of few rows only if a number costs few instructions: a word is some 13 for 8
+numbers.
 """
 
 import torch
@@ -18,67 +21,91 @@ from specdec.kernels import jit, tl
 
 ROWS = 64  # of a block
 CODES = 64  # of a row in a block
+ROWS_OF_WORDS, WORDS = 16, 32  # of a block, as the copy engine takes it
+SIGN = 0x80008000 - (1 << 32)  # of two bfloat16
+CODE = 0x81C00000 - (1 << 32)  # of the upper one
 SCALES = 4  # of a row in one word
 
 
 @jit
 def load_packed(
-    words_ptr,  # [E, K / 64, PARTS blocks of N, 128, 4]
+    words,  # [16 E G R, 32], blocks of 16 rows one after another, in tiles of those of a tile
     scales_ptr,  # [E, K / 128, PARTS N]
     expert,
     n0,
     N,
     K,
     i,
-    PART: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     dtype: tl.constexpr,
     IS_COMPILED: tl.constexpr,
 ):
-    """Load a tile [BLOCK_N, BLOCK_K] of a part of the rows, of which each has N.
+    """Load BLOCK_N rows of each part and BLOCK_K columns: a tile [PARTS BLOCK_N, BLOCK_K].
 
-    n0: its first row, a multiple of 64. i: which of the tiles along K. Rows from N on and groups of
-    columns from K on are zeros.
+    n0: its first row, a multiple of 64, of the N rows of each part. i: which of the tiles along K.
+    Rows from N on and columns from 64 ceil(K / 64) on are any numbers.
     """
     GROUPS: tl.constexpr = BLOCK_K // 64
-    PLACES: tl.constexpr = BLOCK_N * 2
+    BLOCKS: tl.constexpr = BLOCK_N // 64
     tl.static_assert(GROUPS <= 2)
+    tl.static_assert(PARTS == 1 or BLOCKS == 1)  # as blocks lie
     num_groups = tl.cdiv(K, 64)
-    num_blocks = tl.cdiv(N, 64)
+    group_blocks = PARTS * tl.cdiv(N, 64)
     g = i * GROUPS
-    t = tl.arange(0, PLACES)
-    block = n0 // 64
-    first = (expert.to(tl.int64) * num_groups * PARTS + PART) * num_blocks + block
-    at = words_ptr + first * 512 + (g * (PARTS * num_blocks) * 512 + t * 4)[:, None]
-    at += tl.arange(0, 4)[None, :]
-    inside = (block + t // 128 < num_blocks)[:, None]
-    words = tl.load(at, mask=inside & (g < num_groups), other=0)
+    first = ((expert * num_groups + g) * group_blocks + PARTS * (n0 // 64)) * 16
+    codes = words.load([first, 0])
     if GROUPS == 2:
-        at += PARTS * num_blocks * 512
-        words = tl.join(words, tl.load(at, mask=inside & (g + 1 < num_groups), other=0))
-    n = n0 + t // 128 * 64 + t % 128 // 32 * 16 + t % 32 // 4
+        codes = tl.join(codes, words.load([first + group_blocks * 16, 0]))
+    t = tl.arange(0, 128 * BLOCKS * PARTS)
+    n = n0 + t // 128 % BLOCKS * 64 + t % 128 // 32 * 16 + t % 32 // 4
     rows = n[:, None] + 8 * tl.arange(0, 2)[None, :]
-    first_scale = (expert.to(tl.int64) * tl.cdiv(num_groups, 2) + g // 2) * PARTS + PART
-    scales = tl.load(scales_ptr + first_scale * N + rows, mask=rows < N, other=0)
-    bit = 8 * tl.arange(0, 2)[:, None] + 16 * (g % 2 + tl.arange(0, GROUPS))[None, :]
-    scales = (scales[:, :, None, None] >> bit[None, None, :, :]) & 255
-    words = tl.reshape(words, [PLACES, 4, GROUPS])
-    return _tile(words, tl.reshape(scales, [PLACES, 4, GROUPS]), IS_COMPILED).to(dtype)
+    rows = tl.minimum(rows, N - 1) + (t // (128 * BLOCKS) * N)[:, None]
+    first_scale = (expert.to(tl.int64) * tl.cdiv(num_groups, 2) + g // 2) * (PARTS * N)
+    scales = tl.load(scales_ptr + first_scale + rows)
+    c = tl.arange(0, 2)[:, None]
+    byte = c + 2 * (g % 2 + tl.arange(0, GROUPS))[None, :]
+    codes = tl.reshape(codes, [128 * BLOCKS * PARTS, 4, GROUPS])
+    powers = _powers(scales[:, :, None, None], byte[None, None, :, :], IS_COMPILED)
+    return _tile(codes, tl.reshape(powers, codes.shape), IS_COMPILED).to(dtype)
 
 
 @jit
-def _tile(words, scales, IS_COMPILED: tl.constexpr):
-    """Make [64 B, 64 G] of words and scales [128 B, 4, G]; bfloat16, interpreted float32."""
+def finished(x):
+    """Return sums once they are there, and the registers that their products read may be written.
+
+    Triton 3.6 has products run on while the next numbers are made. Those in shared memory lie in a
+    ring, but those in registers do not: a product that is late then reads the next ones.
+    """
+    return tl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@jit
+def _powers(scales, byte, IS_COMPILED: tl.constexpr):
+    """Make 2^(scale - 1) of a byte of each word: twice in a word, or interpreted as float32."""
+    if IS_COMPILED:
+        twice = tl.inline_asm_elementwise(
+            "prmt.b32 $0, $1, 0, $2;",
+            "=r,r,r",
+            [scales, byte * 0x0101 + 0x4040],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+        return twice * 0x80 + 0x3F003F00
+    else:
+        return ((((scales >> (8 * byte)) & 255) + 126) << 23).to(tl.float32, bitcast=True)
+
+
+@jit
+def _tile(words, powers, IS_COMPILED: tl.constexpr):
+    """Make [64 B, 64 G] of words and powers [128 B, 4, G]; bfloat16, interpreted float32."""
     B: tl.constexpr = words.shape[0] // 128
     G: tl.constexpr = words.shape[2]
-    if IS_COMPILED:
-        power = scales * 0x00800080 + 0x3F003F00  # 2^(scale - 1) twice
-        parts = _numbers(words, power)
-    else:
-        power = ((scales + 126) << 23).to(tl.float32, bitcast=True)
-        parts = _interpreted(words, power)
+    parts = _numbers(words, powers) if IS_COMPILED else _interpreted(words, powers)
     low = tl.join(tl.join(parts[0], parts[1]), tl.join(parts[2], parts[3]))  # l, h
     high = tl.join(tl.join(parts[4], parts[5]), tl.join(parts[6], parts[7]))
     # block, w, i, q, a, c, group, l, h, j
@@ -88,45 +115,36 @@ def _tile(words, scales, IS_COMPILED: tl.constexpr):
 
 
 @jit
-def _numbers(words, power):
-    """Return eight numbers of each word, in the order of their bits' j, h and l.
+def _numbers(words, powers):
+    """Return eight numbers of each word, in the order of j, h and l.
 
     GPUs before Hopper have no product of two bfloat16 pairs but this: -0 is added, which is exact.
     """
     return tl.inline_asm_elementwise(
         """{
-            .reg .b32 sign, code, zero;
+            .reg .b32 code, rest, zero;
             mov.b32 zero, 0x80008000;
-            shl.b32 sign, $8, 12;
             shl.b32 code, $8, 6;
-            and.b32 sign, sign, 0x80008000;
-            and.b32 code, code, 0x01C001C0;
-            or.b32 code, code, sign;
+            and.b32 code, code, 0x81C081C0;
             fma.rn.bf16x2 code, code, $9, zero;
             mov.b32 {$0, $1}, code;
-            shl.b32 sign, $8, 8;
             shl.b32 code, $8, 2;
-            and.b32 sign, sign, 0x80008000;
-            and.b32 code, code, 0x01C001C0;
-            or.b32 code, code, sign;
+            and.b32 code, code, 0x81C081C0;
             fma.rn.bf16x2 code, code, $9, zero;
             mov.b32 {$2, $3}, code;
-            shl.b32 sign, $8, 4;
-            shr.b32 code, $8, 2;
-            and.b32 sign, sign, 0x80008000;
-            and.b32 code, code, 0x01C001C0;
-            or.b32 code, code, sign;
+            shf.r.wrap.b32 code, $8, $8, 4;
+            and.b32 code, code, 0x81C081C0;
             fma.rn.bf16x2 code, code, $9, zero;
             mov.b32 {$4, $5}, code;
-            shr.b32 code, $8, 6;
-            and.b32 sign, $8, 0x80008000;
-            and.b32 code, code, 0x01C001C0;
-            or.b32 code, code, sign;
+            shr.u32 rest, $8, 8;
+            and.b32 rest, rest, 0x00400040;
+            and.b32 code, $8, 0x81808180;
+            or.b32 code, code, rest;
             fma.rn.bf16x2 code, code, $9, zero;
             mov.b32 {$6, $7}, code;
         }""",
         "=h,=h,=h,=h,=h,=h,=h,=h,r,r",
-        [words, power],
+        [words, powers],
         dtype=(tl.bfloat16,) * 8,
         is_pure=True,
         pack=1,
@@ -134,24 +152,26 @@ def _numbers(words, power):
 
 
 @jit
-def _interpreted(words, power):
+def _interpreted(words, powers):
+    first, second = words << 6, words << 2
+    third = (words << 28) | ((words >> 4) & 0x0FFFFFFF)
+    fourth = (words & 0x01800180) | ((words >> 8) & 0x00400040) | (words & -0x7FFF8000)
     return (
-        _number(words, power, 0),
-        _number(words, power, 16),
-        _number(words, power, 4),
-        _number(words, power, 20),
-        _number(words, power, 8),
-        _number(words, power, 24),
-        _number(words, power, 12),
-        _number(words, power, 28),
+        _number(first << 16, powers),
+        _number(first, powers),
+        _number(second << 16, powers),
+        _number(second, powers),
+        _number(third << 16, powers),
+        _number(third, powers),
+        _number(fourth << 16, powers),
+        _number(fourth, powers),
     )
 
 
 @jit
-def _number(words, power, BIT: tl.constexpr):
-    code = words >> BIT
-    bits = ((code & 8) << 28) | ((code & 7) << 22)
-    return bits.to(tl.float32, bitcast=True) * power
+def _number(bits, powers):
+    """Multiply a code at its place in the upper half; all other bits may be anything."""
+    return (bits & -0x7E400000).to(tl.float32, bitcast=True) * powers
 
 
 def dequantised_ref(words: Tensor, scales_EHN: Tensor, parts: int) -> Tensor:
@@ -160,11 +180,13 @@ def dequantised_ref(words: Tensor, scales_EHN: Tensor, parts: int) -> Tensor:
     parts: of the rows, each of which has whole blocks
     """
     (E, G), N = words.shape[:2], scales_EHN.shape[2]
-    bit = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)  # 16 l + 8 j + 4 h
-    codes = words.view(E, G, parts, -1, 4, 8, 4, 2, 2, 1) >> bit
-    bits = (((codes & 8) << 28) | ((codes & 7) << 22)).view(E, G, parts, -1, 4, 8, 4, 2, 2, 2, 2, 2)
-    # of G, part, block, w, i, q, a, c, l, j, h
-    ordered = bits.permute(0, 2, 3, 4, 7, 5, 1, 8, 10, 11, 6, 9)
+    third = words << 28 | words >> 4 & 0x0FFFFFFF
+    fourth = words & 0x01800180 | words >> 8 & 0x00400040 | words & SIGN
+    pairs = torch.stack([words << 6, words << 2, third, fourth], -1)
+    bits = torch.stack([pairs << 16, pairs], -1) & CODE
+    # of E, G, block, part, w, i, q, a, c, j, h, l
+    bits = bits.view(E, G, -1, parts, 4, 8, 4, 2, 2, 2, 2, 2)
+    ordered = bits.permute(0, 3, 2, 4, 7, 5, 1, 8, 9, 10, 6, 11)
     bits_EPNBX = ordered.reshape(E, parts, -1, 2 * G, 32)[:, :, : N // parts]
     scales_ENB = scales_EHN[..., None].view(torch.uint8).transpose(1, 2).reshape(E, N, -1)
     powers_ENB = (scales_ENB[..., : 2 * G].int() + 126 << 23).view(torch.float32)

@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec.kernels import INTERPRET, jit, launch_options, next_power_of_2, tl
 from specdec.kernels.experts.fp8 import fp8_sums
 from specdec.kernels.experts.group import group
-from specdec.kernels.experts.mxfp4 import load_packed
+from specdec.kernels.experts.mxfp4 import ROWS, ROWS_OF_WORDS, WORDS, finished, load_packed
 from specdec.kernels.experts.pairs import (
     columns_of,
     ids_of_rows,
@@ -81,9 +81,10 @@ def _launch(
     pair_P, tiles_M3 = pairs
     has_tiles = tiles_M3 is not None
     num_tiles = min(E, T * k) if tiles_M3 is None else len(tiles_M3)
-    w: object = weight.data
     form: dict[str, object] = {"scales_ptr": weight.scales, "bias_ptr": weight.bias_EN}
     if weight.form == "packed":
+        rows = shape.block_n // ROWS * ROWS_OF_WORDS * (2 if activation["IS_GATED"] else 1)
+        w = describe(weight.data.view(-1, WORDS), rows, WORDS)
         form["IS_COMPILED"] = not INTERPRET
     else:
         w = describe(weight.data.flatten(0, 1), shape.block_n, shape.block_k)
@@ -109,7 +110,7 @@ def _launch(
 def _expert_kernel(
     out_ptr,  # gated: [P, N]; else [SLOTS, T, N]
     x_ptr,  # gated: [T, K]; else [P, K]
-    w,  # [E N, K], gated [E 2N, K], in tiles [BLOCK_N, BLOCK_K]; words of MXFP4
+    w,  # [E N, K], gated [E 2N, K], in tiles [BLOCK_N, BLOCK_K]; MXFP4: see load_packed
     pair_ptr,  # [P], by place; without tiles the ids of pairs
     tiles_ptr,  # [num_tiles, 3], with HAS_TILES
     num_tiles,
@@ -169,12 +170,14 @@ def _expert_kernel(
     num_n = N * (2 if IS_GATED else 1)
     row = expert * num_n + n0
     x_at = rows_at(x_ptr, pair, stride_x, SLOTS, IS_GATED)
-    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    # a tile of MXFP4 has gate and up rows
+    JOINED: tl.constexpr = scales_ptr is not None and x_scales_ptr is None and IS_GATED
+    total = tl.zeros((2 * BLOCK_N if JOINED else BLOCK_N, BLOCK_M), tl.float32)
     up = total
     if TAIL > 0:
         pair_rest = pairs_at(pair_ptr, first + BLOCK_M, last, TAIL)
         rest_at = rows_at(x_ptr, pair_rest, stride_x, SLOTS, IS_GATED)
-        rest = tl.zeros((BLOCK_N, TAIL), tl.float32)
+        rest = tl.zeros((total.shape[0], TAIL), tl.float32)
         up_rest = rest
     if x_scales_ptr is not None:
         tl.static_assert(TAIL == 0)
@@ -192,7 +195,7 @@ def _expert_kernel(
                 w_tile = w.load([row, i * BLOCK_K])
             else:
                 w_tile = load_packed(
-                    *(w, scales_ptr, expert, n0, N, K, i, 0, 2 if IS_GATED else 1),
+                    *(w, scales_ptr, expert, n0, N, K, i, 2 if IS_GATED else 1),
                     *(BLOCK_N, BLOCK_K, x_ptr.dtype.element_ty, IS_COMPILED),
                 )
             x = columns_of(x_at, pair, k, K, IS_WHOLE)
@@ -200,20 +203,22 @@ def _expert_kernel(
             if TAIL > 0:
                 x_rest = columns_of(rest_at, pair_rest, k, K, IS_WHOLE)
                 rest = tl.dot(w_tile, x_rest, rest, input_precision="ieee")
-            if IS_GATED:
-                if scales_ptr is None:
-                    w_up = w.load([row + N, i * BLOCK_K])
-                else:
-                    w_up = load_packed(
-                        *(w, scales_ptr, expert, n0, N, K, i, 1, 2),
-                        *(BLOCK_N, BLOCK_K, x_ptr.dtype.element_ty, IS_COMPILED),
-                    )
+            if scales_ptr is not None and IS_COMPILED:
+                total = finished(total)
+                if TAIL > 0:
+                    rest = finished(rest)
+            if IS_GATED and not JOINED:
+                w_up = w.load([row + N, i * BLOCK_K])
                 up = tl.dot(w_up, x, up, input_precision="ieee")
                 if TAIL > 0:
                     up_rest = tl.dot(w_up, x_rest, up_rest, input_precision="ieee")
     let_the_next_start(PDL)
     if bias_ptr is not None:
         bias_ptr += expert * num_n
+    if JOINED:
+        total, up = _halves(total)
+        if TAIL > 0:
+            rest, up_rest = _halves(rest)
     _store(
         *(out_ptr, bias_ptr, total, up, pair, n0, N, T),
         *(SLOTS, IS_GATED, IS_KEPT, LIMIT, ALPHA),
@@ -223,6 +228,13 @@ def _expert_kernel(
             *(out_ptr, bias_ptr, rest, up_rest, pair_rest, n0, N, T),
             *(SLOTS, IS_GATED, IS_KEPT, LIMIT, ALPHA),
         )
+
+
+@jit
+def _halves(x):
+    """Return the first rows and the others, as many."""
+    pairs = tl.reshape(x, [2, x.shape[0] // 2, x.shape[1]])
+    return tl.split(tl.permute(pairs, [1, 2, 0]))
 
 
 @jit

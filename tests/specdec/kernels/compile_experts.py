@@ -16,6 +16,8 @@ import torch
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import norms, triton
     from specdec.kernels.experts import group, products, route
+    from specdec.kernels.experts.mxfp4 import ROWS as ROWS_OF_BLOCK
+    from specdec.kernels.experts.mxfp4 import ROWS_OF_WORDS, WORDS
     from specdec.kernels.experts.tiles import COMPUTING_ROWS, ROWS, ROWS_FP8, candidates
     from specdec.kernels.experts.weight import Form
     from specdec.kernels.tile_shapes import row_pieces
@@ -82,8 +84,9 @@ def compile_product(part, is_sorted, shape, form) -> None:
     else:
         constants |= {"x_scales_ptr": None}
     if is_packed:
-        types["w"] = "*i32"
         is_gated = part == "gate_up"
+        rows = shape.block_n // ROWS_OF_BLOCK * ROWS_OF_WORDS * (2 if is_gated else 1)
+        types["w"] = f"tensordesc<i32[{rows}, {WORDS}]>"
         constants |= {"LIMIT": 7.0 if is_gated else None, "ALPHA": 1.702 if is_gated else None}
     else:
         constants |= dict.fromkeys(("LIMIT", "ALPHA", "bias_ptr"))

@@ -8,12 +8,12 @@ import torch
 from specdec.kernels import INTERPRET, triton
 from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.experts.mlp import expert_parts_ref
-from specdec.kernels.experts.mxfp4 import dequantised_ref, load_packed
+from specdec.kernels.experts.mxfp4 import ROWS_OF_WORDS, WORDS, dequantised_ref, load_packed
 from specdec.kernels.experts.products import launch_expert_parts
 from specdec.kernels.experts.route import route
 from specdec.kernels.experts.router import router_logits
 from specdec.kernels.experts.tiles import ROWS, ExpertTiles, candidates, expert_tiles
-from specdec.kernels.linear import Sums
+from specdec.kernels.linear import Sums, describe
 from specdec.kernels.norms import add_rms_norm
 from specdec.kernels.tile_shapes import Shape
 from tests.specdec.kernels.expert_cases import choices, packed_experts
@@ -29,7 +29,7 @@ GPU_ROWS = (*range(1, 18), 31, 32, 33, 48, 63, 64, 65, 100, 128, 256, 1000, 2048
 @triton.jit
 def _unpack_kernel(
     out_ptr,
-    words_ptr,
+    words,
     scales_ptr,
     N,
     K,
@@ -40,7 +40,7 @@ def _unpack_kernel(
     e = tl.program_id(0)
     i = tl.program_id(1)
     tile = load_packed(
-        *(words_ptr, scales_ptr, e, 0, N, K, i, 0, 1, 128, BLOCK_K, tl.float32, IS_COMPILED),
+        *(words, scales_ptr, e, 0, N, K, i, 1, 128, BLOCK_K, tl.float32, IS_COMPILED),
     )
     n = tl.arange(0, 128)[:, None]
     k = i * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
@@ -79,8 +79,9 @@ def test_the_kernel_makes_every_number(exact_device, num_blocks, block_k):
     K = 32 * num_blocks
     out = torch.full((2, 127, K), float("nan"), device=exact_device)
     grid = (2, -(-K // block_k))
+    words, scale_words = stored(blocks, scales)
     _unpack_kernel[grid](
-        *(out, *stored(blocks, scales), 127, K),
+        *(out, describe(words.view(-1, WORDS), 2 * ROWS_OF_WORDS, WORDS), scale_words, 127, K),
         **{"BLOCK_K": block_k, "IS_COMPILED": not INTERPRET},
     )
     assert torch.equal(out, numbers_of(blocks, scales).float())

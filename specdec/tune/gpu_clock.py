@@ -126,7 +126,7 @@ class GpuClock:
         if product.dtype != FP8:
             return weight_NK
         shape = (scales_shape(N, K, True)[0], N) if self._is_block else (N,)
-        return Fp8(weight_NK, torch.ones(shape, device=self.device))
+        return Fp8(weight_NK, torch.ones(shape, device=self.device), is_shared=self._is_block)
 
     def _matrix(self, rows: int, columns: int, product: Product, is_random: bool) -> Tensor:
         dtype = getattr(torch, product.dtype)

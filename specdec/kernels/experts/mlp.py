@@ -122,7 +122,7 @@ def _fp8_product(x_BRK: Tensor, weight: Weight, expert_B: Tensor, _parts: int) -
         part_BRN = torch.bmm(x, w.transpose(1, 2))[..., :N]
         if weight.is_block:
             of_x = scales[g, : B * R].view(B, R, 1)
-            part_BRN = part_BRN * of_w[:, g, None] * of_x
+            part_BRN = part_BRN * (of_w[:, g, None] * of_x)
         total_BRN = total_BRN + part_BRN
     if weight.is_block:
         return total_BRN

@@ -156,7 +156,7 @@ def _launch(
     assert x.is_block == weight.is_block, (x.scales.shape, weight.scales.shape)
     assert tiles.block_k == GROUP, tiles
     assert tiles.splits == 1 or K % (tiles.splits * GROUP) == 0, (K, tiles)
-    scales = Scales(x.scales, weight.scales)
+    scales = Scales(x.scales, weight.scales, weight.is_shared)
     if tiles.cuts != 0:
         parts_STN = out[None] if out.dim() == 2 else out
         tensors = parts_STN, x.codes_TK, weight.codes_NK, bias_N
@@ -271,6 +271,6 @@ def _split_ref(x: Fp8Rows, weight: Fp8, groups: range) -> Tensor:
         columns = slice(g * GROUP, (g + 1) * GROUP)
         part_TN = blocked_product(x.codes_TK[:, columns], weight.codes_NK[:, columns])
         if x.is_block:
-            part_TN = part_TN * weight.scales[g] * x.scales[g, :T, None]
+            part_TN = part_TN * (weight.scales[g] * x.scales[g, :T, None])
         total_TN = total_TN + part_TN
     return total_TN if x.is_block else total_TN * x.scales[:, None] * weight.scales

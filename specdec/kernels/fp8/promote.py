@@ -14,17 +14,20 @@ AT_ONCE: int = gl.constexpr(MOST_AT_ONCE) if HAS_TRITON else 0  # to kernels
 
 @gluon_jit
 def promoted(total, part, w_scale, x_scale, FORM: gl.constexpr):
-    """Add what 128 of K have summed up. Scales beside the tile: [rows, 1] and [1, columns]."""
+    """Add what 128 of K have summed up. Scales beside the tile: [rows, 1] and [1, columns].
+
+    Where all rows share a scale, [1, 1], its product with those of x is made once for all.
+    """
     if FORM == "block":
-        return gl.fma(part * w_scale, x_scale, total)
+        return gl.fma(part, w_scale * x_scale, total)
     else:
         return add_now(total, part)
 
 
 @gluon_jit
-def column_of_ring(ring, at, tile, first: gl.constexpr):
-    """Load scales of W from a ring, as a column beside the tile. first: row of the ring's."""
-    scales = ring.index(at).slice(first, tile.shape[0], dim=1)
+def column_of_ring(ring, at, tile, first: gl.constexpr, COUNT: gl.constexpr):
+    """Load COUNT scales of W from a ring, as a column beside the tile. first: row of the ring's."""
+    scales = ring.index(at).slice(first, COUNT, dim=1)
     return scales.permute((1, 0)).load(tile.type.layout)
 
 
@@ -177,7 +180,7 @@ def begun(w, x, zeros):
 def stage_scales(rings, WHICH: gl.constexpr, at, tile, FORM: gl.constexpr):
     """Load a stage's scales, of W or its up rows and of x; the tile itself where it has none."""
     if FORM == "block":
-        w_scale = column_of_ring(rings[WHICH], at, tile, 0)
+        w_scale = column_of_ring(rings[WHICH], at, tile, 0, tile.shape[0])
         return w_scale, row_of_ring(rings[0], at, tile, 0)
     else:
         return tile, tile

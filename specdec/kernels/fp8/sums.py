@@ -1,7 +1,7 @@
 """The order of a row's sum over K, for every kernel of 8-bit products.
 
 Each 128 of K begins a fresh accumulator. Its sum is added to that of the split, in the block form
-multiplied by both scales: total = fma(sum * w, x, total). In the channel form a split's sum is
+multiplied by both scales: total = fma(sum, w * x, total). In the channel form a split's sum is
 multiplied at its end, first by the scale of x. Neighbouring splits are added then (sum_order.py).
 
 Additions are where they are written: a compiler that finds total + a b folds all of K into one
@@ -72,8 +72,8 @@ def split_sums(
 
 @jit
 def promoted(total, part, w_scale, x_scale):
-    """Add a block's sum, times the scale of W, to the total, times the scale of x."""
-    return tl.fma(part * w_scale, x_scale, total)
+    """Add a block's sum to the total, times both scales."""
+    return tl.fma(part, w_scale * x_scale, total)
 
 
 @jit

@@ -15,10 +15,13 @@ class Fp8(NamedTuple):
     """A product's W: the number at n, k is its code times the scale of its row, or group of one.
 
     Scales are float32 [N] (channel) or [K / 128, N], rounded up (block), contiguous.
+    is_shared: each 64 rows, the first a multiple of 64, have the same scales, in the block form:
+        where all parts have multiples of 64 rows. Products are the same, and faster.
     """
 
     codes_NK: Tensor  # float8_e4m3fn
     scales: Tensor
+    is_shared: bool = False
 
     @property
     def is_block(self) -> bool:
@@ -45,6 +48,7 @@ class Scales(NamedTuple):
 
     x: Tensor
     w: Tensor
+    is_shared: bool = False  # as in Fp8
 
 
 def form_of(scales: Scales | None) -> str:

@@ -155,11 +155,47 @@ def _promoted(
 ):
     """Add a block's sums. FIRST: of the stage's rows of x, that of this tile."""
     if VARIANT.form == "block":
-        w_scale = column_of_ring(w_scales, at, total, GROUP * 64)
-        x_scale = row_of_ring(ring.x_scales, at, total, FIRST)
-        return promoted(total, part, w_scale, x_scale, "block")
+        COUNT: gl.constexpr = 1 if VARIANT.is_shared else 64
+        return _by_halves(w_scales, ring.x_scales, at, total, part, GROUP * 64, FIRST, COUNT)
     else:
         return promoted(total, part, total, total, "channel")
+
+
+@gluon_jit
+def _by_halves(
+    w_scales,
+    x_scales,
+    at,
+    total,
+    part,
+    ROW: gl.constexpr,
+    FIRST: gl.constexpr,
+    COUNT: gl.constexpr,
+):
+    """Add a block's sums, half of the columns at a time, lest all scales are in registers."""
+    ROWS: gl.constexpr = total.shape[0]
+    COLUMNS: gl.constexpr = total.shape[1]
+    if COLUMNS <= 32:
+        w_scale = column_of_ring(w_scales, at, total, ROW, COUNT)
+        x_scale = row_of_ring(x_scales, at, total, FIRST)
+        return promoted(total, part, w_scale, x_scale, "block")
+    else:
+        HALF: gl.constexpr = COLUMNS // 2
+        low, high = total.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
+        low_part, high_part = part.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
+        low = _by_halves(w_scales, x_scales, at, low, low_part, ROW, FIRST, COUNT)
+        at = _known_later(at)
+        high = _by_halves(w_scales, x_scales, at, high, high_part, ROW, FIRST + HALF, COUNT)
+        joined = gl.join(low, high).permute((0, 2, 1)).reshape([ROWS, COLUMNS])
+        return gl.convert_layout(joined, total.type.layout, assert_trivial=True)
+
+
+@gluon_jit
+def _known_later(at):
+    """Keep what comes before in its place: compilers load no scale of the next half earlier."""
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r,~{memory}", [at], dtype=gl.int32, is_pure=False, pack=1
+    )
 
 
 @gluon_jit

@@ -39,6 +39,7 @@ class Variant(NamedTuple):
     has_turns: bool  # 8 gate and 8 up rows of W in turn: one product for both; is_gated is false
     form: str  # as in fp8/promote.py
     num_scales: int  # that come with a stage, float32
+    is_shared: bool  # each 64 rows of W share their scales
 
 
 class Sizes(NamedTuple):

@@ -56,6 +56,7 @@ def launch_persistent(
         has_turns=has_turns,
         form=form_of(scales),
         num_scales=columns + rows * (2 if is_gated else 1) if form_of(scales) == "block" else 0,
+        is_shared=scales is not None and scales.is_shared and N % 64 == 0,
     )
     num_tiles = S * -(-N // height) * -(-T // tiles.block_m)
     out_desc = _describe_out(out_STN, height // groups, groups)

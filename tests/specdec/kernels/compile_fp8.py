@@ -3,7 +3,7 @@
 python -m tests.specdec.kernels.compile_fp8 WHICH BLOCK_N BLOCK_M STAGES split|walk|gate FORM [CUTS]
 
 WHICH: rows: few_rows.py; tiles: a program for each tile; persistent: as it says.
-FORM: channel or block. walk: two splits by a program.
+FORM: channel, block, or shared of persistent. walk: two splits by a program.
 Prints bytes of shared memory and of spilled registers, and what `counts` finds.
 """
 
@@ -82,6 +82,7 @@ def few_rows(block_n: int, block_m: int, stages: int, kind: str, form: str):
 def persistent(block_n: int, block_m: int, stages: int, kind: str, form: str):
     cuts = int(sys.argv[7]) if len(sys.argv) > 7 else 1
     is_gated, groups = kind == "gate", block_n // 64
+    is_shared, form = form == "shared", "block" if form == "shared" else form
     count = 2 if kind == "walk" else 1
     main_rows, tail = rows_at_once(FP8, block_m)
     num_scales = 0
@@ -107,6 +108,7 @@ def persistent(block_n: int, block_m: int, stages: int, kind: str, form: str):
         has_turns=False,
         form=form,
         num_scales=num_scales,
+        is_shared=is_shared,
     )
     signature = {
         "out_desc": desc(*(("bf16", 16) if is_gated else ("fp32", 32)), 1, out_rows, 64),

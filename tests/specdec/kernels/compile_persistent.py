@@ -79,6 +79,7 @@ def source_of(words: list[str]) -> GluonASTSource:
         has_turns=has_turns,
         form="plain",
         num_scales=0,
+        is_shared=False,
     )
     names = list(signature)
     constants = {(names.index("VARIANT"),): variant}

@@ -85,23 +85,30 @@ def test_kernels_multiply_as_their_twins(exact_device, N, K, is_block):
     weight = fp8_weight(N, K, is_block, exact_device)
     bias = torch.randn(N, device=exact_device)
     found = launch_fp8_linear(x, weight, bias, torch.float32)
-    torch.testing.assert_close(found, fp8_linear_ref(x, weight, bias, torch.float32))
+    assert_near(found, fp8_linear_ref(x, weight, bias, torch.float32))
     found = launch_fp8_gate_up(x, weight, bias, torch.float32)
-    torch.testing.assert_close(found, fp8_gate_up_ref(x, weight, bias, torch.float32))
+    assert_near(found, fp8_gate_up_ref(x, weight, bias, torch.float32))
     tiles = products.tiles_for("split", x.codes_TK, weight.codes_NK)
     assert (tiles.splits, tiles.parts) == (2 if K == 512 else 1, 1)
     whole = launch_fp8_split_linear(x, weight)[0]
     parts = launch_fp8_split_linear(x, weight, tiles=replace(tiles, parts=tiles.splits))
     assert torch.equal(add_parts(parts), whole)
     expected = fp8_split_linear_ref(x, weight)[0]
-    torch.testing.assert_close(whole, expected)
+    assert_near(whole, expected)
     error = (expected.double() - in_float64(x, weight)).abs().max()
     assert error < 1e-5 * expected.abs().max()
 
 
+def assert_near(found, expected):
+    """Compare with the twin; tensor cores keep 14 bits of a sum of 128, an interpreter all."""
+    largest = expected.abs().amax(1, keepdim=True)
+    bound = 2e-3 if found.is_cuda else 1e-5
+    assert ((found - expected).abs() / largest).max() < bound
+
+
 @FORMS
 def test_a_row_alone_is_a_row_among_others(exact_device, is_block):
-    """Of the kernel, where programs walk splits or leave them, and of the twin."""
+    """Of the kernel, where programs walk splits or leave them, and on a CPU of the twin."""
     rows = torch.randn(70, 512, device=exact_device)
     weight = fp8_weight(128, 512, is_block, exact_device)
     every = quantise(rows, is_block)
@@ -110,7 +117,8 @@ def test_a_row_alone_is_a_row_among_others(exact_device, is_block):
     for T in (1, 16):
         x = quantise(rows[:T], is_block)
         assert torch.equal(launch_fp8_linear(x, weight, None, torch.float32), whole[:T])
-        assert torch.equal(fp8_split_linear_ref(x, weight)[0], twin[:T])
+        if exact_device == "cpu":  # a GPU's has cuBLAS's sums
+            assert torch.equal(fp8_split_linear_ref(x, weight)[0], twin[:T])
 
 
 @FORMS

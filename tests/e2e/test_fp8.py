@@ -14,7 +14,7 @@ from tests.weights.fp8 import FORMS, ODD_TARGETS, save_odd, write_fp8
 from weights import load_target
 from weights.demo import demo_directory
 
-QUICK = [("llama", "block", "trees"), ("qwen3_moe", "channel", "cached prefixes")]
+QUICK = [("llama", "block", "trees")]
 EACH = [(name, form, way) for name in ODD_TARGETS for form in FORMS for way in WAYS]
 TREE = {"model": "demo/eagle1", "num_speculative_tokens": 4, "top_k": 3, "num_draft_tokens": 9}
 CHAIN = {"model": "demo", "num_speculative_tokens": 3}

@@ -261,7 +261,7 @@ def _multiply(
         first = tile * blocks * WALKED
         n0, m0 = _place(first, blocks * WALKED, where, BLOCK_N, BLOCK_M)
         place = (scales, m0, n0, T, N)
-        acc, up = _sums_of(ring, first, blocks, place, IS_GATED, FORM, WALKED)
+        acc, up = _sums_of(ring, first, blocks, place, IS_GATED, FORM, WALKED, WALKED)
         if HAS_BIAS:
             acc += bias_beside(bias_ptr, n0, N, acc)
             if IS_GATED:
@@ -286,6 +286,7 @@ def _sums_of(
     place,
     IS_GATED: gl.constexpr,
     FORM: gl.constexpr,
+    WALKED: gl.constexpr,
     COUNT: gl.constexpr,
 ):
     """Sum some splits of a tile as sum_order.py does. first: block; blocks: of a split."""
@@ -293,12 +294,13 @@ def _sums_of(
         if FORM == "plain":
             return _split_sums(ring, first, blocks, IS_GATED)
         else:
-            return fp8_split_sums(ring, first, blocks, place, IS_GATED, FORM)
+            return fp8_split_sums(ring, first, blocks, place, IS_GATED, FORM, WALKED)
     else:
         HALF: gl.constexpr = (COUNT + 1) // 2
-        low, _up = _sums_of(ring, first, blocks, place, IS_GATED, FORM, HALF)
+        low, _up = _sums_of(ring, first, blocks, place, IS_GATED, FORM, WALKED, HALF)
         after = first + HALF * blocks
-        high, _up = _sums_of(ring, after, blocks, place, IS_GATED, FORM, COUNT - HALF)
+        REST: gl.constexpr = COUNT - HALF
+        high, _up = _sums_of(ring, after, blocks, place, IS_GATED, FORM, WALKED, REST)
         total = add_now(low, high)
         return total, total
 

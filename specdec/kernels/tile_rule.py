@@ -56,7 +56,7 @@ MANY = (  # as MEDIUM
     *((128, 256, 64, 4, 8), (256, 128, 64, 4, 8)),
 )
 FEW_FP8 = (  # block_n and num_stages of 8-bit weights, whose blocks have 128 of K
-    *pairs((64,), (4, 6, 8)),
+    *pairs((64,), (6, 8, 12, 16)),
     *pairs((128,), (4, 6, 8)),
 )
 WIDE_FP8 = (  # block_n, block_m, num_stages, num_warps; for more rows than FEW_FP8

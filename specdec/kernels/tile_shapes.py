@@ -25,7 +25,7 @@ ALLOWED = {
     "block_n": (64, 128, 192, 256),
     "block_m": (16, 32, 48, 64, 96, 128, 160, 192, 256),
     "block_k": (32, 64, 128, 256),  # where there are splits, a divisor of one
-    "num_stages": (2, 3, 4, 5, 6, 7, 8),
+    "num_stages": (2, 3, 4, 5, 6, 7, 8, 12, 16),
     "num_warps": (4, 8),
     "cuts": (0, 1, 2, 4),
 }

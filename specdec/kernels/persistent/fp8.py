@@ -4,7 +4,7 @@ A group waits for a block's products and adds them to its sums, while the tensor
 the other groups. Gate and up rows, and a tail, follow each other, in the same accumulators.
 """
 
-from specdec.kernels import barrier, gl, gluon_jit, hopper
+from specdec.kernels import barrier, constexpr_function, gl, gluon_jit, hopper
 from specdec.kernels.fp8.promote import begun, channel_scaled, column_of_ring, promoted, row_of_ring
 from specdec.kernels.persistent.blocks import rows_of_group, zeros
 from specdec.kernels.sum_order import split_blocks
@@ -15,12 +15,18 @@ def fp8_split_sums(
     ring, step, sizes, place, VARIANT: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr
 ):
     """Sum the next split of an item; returns the sums, scaled, and the next step."""
-    STAGES: gl.constexpr = VARIANT.num_stages
     nothing = zeros(ring, VARIANT, IS_CUT)
     sums = nothing
-    for _i in range(split_blocks(sizes.K, ring.x.shape[2], VARIANT.splits)):
-        at = step % STAGES
-        hopper.mbarrier.wait(ring.ready.index(at), (step // STAGES) & 1)
+    blocks = split_blocks(sizes.K, ring.x.shape[2], VARIANT.splits)
+    pairs = 0
+    if has_pairs(ring.x.shape[1], VARIANT):
+        pairs = blocks // 2
+        for _i in range(pairs):
+            sums = _add_pair(ring, step, sums, nothing, VARIANT, GROUP, IS_CUT)
+            step += 2
+    for _i in range(blocks - 2 * pairs):
+        at = step % VARIANT.num_stages
+        _await(ring, step, VARIANT)
         sums = _add_block(ring, at, sums, nothing, VARIANT, GROUP, IS_CUT)
         if VARIANT.form == "block":
             barrier()  # all warps have read the scales
@@ -29,6 +35,62 @@ def fp8_split_sums(
     if VARIANT.form == "channel":
         sums = _scaled(ring, sums, place, sizes, VARIANT, GROUP)
     return sums, step
+
+
+@constexpr_function
+def has_pairs(rows, variant):
+    """Whether registers hold the accumulators of two blocks: one is added while one is multiplied.
+
+    rows: of x in a tile. A split that waits may leave registers, between loops; but in the block
+    form, which needs more, compilers would move others, too.
+    """
+    if variant.is_gated or variant.tail > 0:
+        return False
+    held = rows // 2 * (variant.walked.bit_length() + 2)
+    if variant.groups == 3:
+        return held <= 112
+    return held <= (192 if variant.form == "block" else 256)
+
+
+@gluon_jit
+def _add_pair(
+    ring, step, sums, nothing, VARIANT: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr
+):
+    """Multiply two stages and add them, the first while the second is multiplied."""
+    STAGES: gl.constexpr = VARIANT.num_stages
+    first = step % STAGES
+    second = (step + 1) % STAGES
+    a = _begin_block(ring, step, nothing[0], VARIANT, GROUP, IS_CUT)
+    b = _begin_block(ring, step + 1, nothing[0], VARIANT, GROUP, IS_CUT)
+    a = hopper.warpgroup_mma_wait(1, [a])
+    total = _promoted(ring, first, ring.w_scales, sums[0], a, VARIANT, GROUP, 0)
+    if VARIANT.form == "block":
+        barrier()  # all warps have read the scales
+    hopper.mbarrier.arrive(ring.empty.index(first))
+    b = hopper.warpgroup_mma_wait(0, [b])
+    total = _promoted(ring, second, ring.w_scales, total, b, VARIANT, GROUP, 0)
+    if VARIANT.form == "block":
+        barrier()
+    hopper.mbarrier.arrive(ring.empty.index(second))
+    return (total,)
+
+
+@gluon_jit
+def _begin_block(
+    ring, step, nothing, VARIANT: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr
+):
+    at = step % VARIANT.num_stages
+    _await(ring, step, VARIANT)
+    x = ring.x.index(at)
+    if IS_CUT:
+        x = x.slice(0, ring.x.shape[1] // VARIANT.cuts)
+    return begun(rows_of_group(ring, at, VARIANT, GROUP), x.permute((1, 0)), nothing)
+
+
+@gluon_jit
+def _await(ring, step, VARIANT: gl.constexpr):
+    STAGES: gl.constexpr = VARIANT.num_stages
+    hopper.mbarrier.wait(ring.ready.index(step % STAGES), (step // STAGES) & 1)
 
 
 @gluon_jit
@@ -77,6 +139,21 @@ def _added(
 ):
     """Multiply tiles and add them to a sum. FIRST: of the stage's rows of x, that of this tile."""
     part = hopper.warpgroup_mma_wait(0, [begun(w, x.permute((1, 0)), nothing)])
+    return _promoted(ring, at, w_scales, total, part, VARIANT, GROUP, FIRST)
+
+
+@gluon_jit
+def _promoted(
+    ring,
+    at,
+    w_scales,
+    total,
+    part,
+    VARIANT: gl.constexpr,
+    GROUP: gl.constexpr,
+    FIRST: gl.constexpr,
+):
+    """Add a block's sums. FIRST: of the stage's rows of x, that of this tile."""
     if VARIANT.form == "block":
         w_scale = column_of_ring(w_scales, at, total, GROUP * 64)
         x_scale = row_of_ring(ring.x_scales, at, total, FIRST)

@@ -77,7 +77,7 @@ def _rms_norm_kernel(
     if scales_ptr is None:
         store_kept(out_ptr + t * D + d, y, d < D)
     else:
-        store_codes(out_ptr, scales_ptr, y.to(tl.float32), t, D, stride_scales, IS_BLOCK)
+        store_codes(out_ptr, scales_ptr, y.to(tl.float32), t, 0, D, stride_scales, IS_BLOCK)
 
 
 @jit
@@ -193,7 +193,7 @@ def _add_rms_norm_kernel(
     if scales_ptr is None:
         store_kept(out_ptr + t * D + d, y, inside)
     else:
-        store_codes(out_ptr, scales_ptr, y.to(tl.float32), t, D, stride_scales, IS_BLOCK)
+        store_codes(out_ptr, scales_ptr, y.to(tl.float32), t, 0, D, stride_scales, IS_BLOCK)
 
 
 def add_rms_norm_ref(

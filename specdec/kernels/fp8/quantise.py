@@ -1,9 +1,9 @@
 """Codes of rows: s = max(largest of |x|, 1e-10) / 448, code = e4m3(x / s), in float32.
 
 The largest is of a row (channel form) or of each 128 of its columns (block form). Where ranks have
-columns of one row each, `row_peaks` finds the largest of these. Both divisions
-are true ones, and a code is the nearest, of two the even one: codes of kernel and twin are equal.
-A NaN has the code of NaN, and does not count for s; infinity makes s infinite, and has a NaN.
+columns of one row each, `row_peaks` finds the largest of these. Both divisions are true ones, and a
+code is the nearest, of two the even one: codes of kernel and twin are equal. A NaN has the code of
+NaN, and does not count for s; infinity makes s infinite, and has a NaN.
 """
 
 import torch
@@ -26,7 +26,8 @@ from specdec.kernels.overlap import begin
 from specdec.kernels.sum_order import IS_COMPILED
 from specdec.kernels.tile_shapes import rows_of_tiles
 
-WIDE = 8192  # columns of a row for which a program has more warps
+CHUNK = 4096  # columns of a program, where one has not the whole row
+FEW_ROWS = 64  # up to which programs may read a row each, to find its largest
 
 
 def quantise(x_TK: Tensor, is_block: bool, peaks_T: Tensor | None = None) -> Fp8Rows:
@@ -75,15 +76,18 @@ def _quantise(x_TK: Tensor, is_block: bool, peaks_T: Tensor | None = None) -> tu
 
 
 def launch_quantise(x_TK: Tensor, is_block: bool, peaks_T: Tensor | None = None) -> Fp8Rows:
-    """Quantise on a GPU, one program a row."""
+    """Quantise on a GPU: a program for some columns of a row, of few or of groups, or for all."""
     assert x_TK.stride(1) == 1, x_TK.stride()
     T, K = x_TK.shape
     rows = room_for_codes(T, K, is_block, x_TK.device)
+    width = row_width(K)
+    is_cut = is_block or peaks_T is not None or T <= FEW_ROWS
+    block_k = min(width, CHUNK) if is_cut else width
+    options = {"BLOCK_K": block_k, "ROW_K": width, "IS_BLOCK": is_block}
+    options |= {"num_warps": 8 if block_k <= CHUNK else 16} | launch_options(x_TK)
     stride = rows.scales.stride(0) if is_block else 0
-    options = {"BLOCK_K": row_width(K), "IS_BLOCK": is_block, "num_warps": 8 if K <= WIDE else 16}
-    options |= launch_options(x_TK)
     given = x_TK, x_TK.stride(0), stride, K
-    _quantise_kernel[(T,)](*rows, *given, **options, peaks_ptr=peaks_T)
+    _quantise_kernel[(T, -(-K // block_k))](*rows, *given, **options, peaks_ptr=peaks_T)
     return rows
 
 
@@ -92,7 +96,7 @@ def row_width(K: int) -> int:
     return max(next_power_of_2(K), GROUP)
 
 
-@jit
+@jit(varying=("stride_scales",))
 def _quantise_kernel(
     codes_ptr,  # [T, K]
     scales_ptr,  # [T], or [K / 128, T]
@@ -101,15 +105,24 @@ def _quantise_kernel(
     stride_scales,  # from a group to the next
     K,
     BLOCK_K: tl.constexpr,
+    ROW_K: tl.constexpr,  # columns of the row whose largest each program finds
     IS_BLOCK: tl.constexpr,
     PDL: tl.constexpr,
     peaks_ptr=None,  # [T]
 ):
     begin(PDL)
     t = tl.program_id(0).to(tl.int64)
-    k = tl.arange(0, BLOCK_K)
-    x = tl.load(x_ptr + t * stride_x + k, mask=k < K, other=0.0).to(tl.float32)
-    store_codes(codes_ptr, scales_ptr, x, t, K, stride_scales, IS_BLOCK, peaks_ptr)
+    first = tl.program_id(1) * BLOCK_K
+    x = _row(x_ptr + t * stride_x, first, K, BLOCK_K)
+    if IS_BLOCK:
+        peak = None
+    elif peaks_ptr is not None:
+        peak = tl.load(peaks_ptr + t)
+    elif ROW_K > BLOCK_K:
+        peak = _peak(_row(x_ptr + t * stride_x, 0, K, ROW_K))
+    else:
+        peak = None
+    store_codes(codes_ptr, scales_ptr, x, t, first, K, stride_scales, IS_BLOCK, peak)
 
 
 @jit
@@ -123,32 +136,68 @@ def _row_peaks_kernel(
 ):
     begin(PDL)
     t = tl.program_id(0).to(tl.int64)
-    k = tl.arange(0, BLOCK_K)
-    x = tl.load(x_ptr + t * stride_x + k, mask=k < K, other=0.0).to(tl.float32)
-    tl.store(peaks_ptr + t, tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=0))
+    tl.store(peaks_ptr + t, _peak(_row(x_ptr + t * stride_x, 0, K, BLOCK_K)))
+
+
+@jit
+def _row(at, first, K, WIDTH: tl.constexpr):
+    """Load columns of a row from `first` on, as float32; zeros after the last."""
+    k = first + tl.arange(0, WIDTH)
+    return tl.load(at + k, mask=k < K, other=0.0).to(tl.float32)
+
+
+@jit
+def _peak(x):
+    """Find the largest of |x| along the last axis; a NaN does not count."""
+    return tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=len(x.shape) - 1)
 
 
 @jit
 def store_codes(
-    codes_ptr, scales_ptr, x, t, K, stride_scales, IS_BLOCK: tl.constexpr, peaks_ptr=None
+    codes_ptr,
+    scales_ptr,
+    x,
+    t,
+    first,
+    K,
+    stride_scales,
+    IS_BLOCK: tl.constexpr,
+    peak=None,
 ):
-    """Store codes and scales of row t. x: float32, with zeros after its K elements.
+    """Store codes and scales of columns of row t, from a multiple of 128 on.
 
-    peaks: of whole rows, whose columns x are; None: they are all
+    x: float32, with zeros after the row's K elements. peak: of the row; None: of x, or its groups
     """
     GROUPS: tl.constexpr = x.shape[0] // 128 if IS_BLOCK else 1
     WIDTH: tl.constexpr = x.shape[0] // GROUPS
     g = tl.arange(0, GROUPS)
-    k = g[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    k = first + g[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     x = tl.reshape(x, [GROUPS, WIDTH])
-    if peaks_ptr is None:
-        peak = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=1)
-    else:
-        peak = tl.load(peaks_ptr + t + g)  # of the one group that there is
+    if peak is None:
+        peak = _peak(x)
     scale = tl.div_rn(tl.maximum(peak, 1e-10), 448.0)
-    codes = _codes(tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape)))
-    store_kept(codes_ptr + t * K + k, codes, k < K)
-    store_kept(scales_ptr + g * stride_scales + t, scale, g * WIDTH < K)
+    scale = tl.broadcast_to(scale, [GROUPS])
+    store_kept(codes_ptr + t * K + k, _codes(_quotient(x, scale[:, None])), k < K)
+    first_group = first // 128 if IS_BLOCK else 0
+    has_group = first + g * WIDTH < K
+    store_kept(scales_ptr + (first_group + g) * stride_scales + t, scale, has_group)
+
+
+@jit
+def _quotient(x, scale):
+    """Divide as a true division, with its reciprocal and two corrections (Markstein 1990).
+
+    Those of an infinite scale would be NaN where the quotient is 0.
+    """
+    if IS_COMPILED:
+        reciprocal = tl.div_rn(1.0, scale)
+        scale = tl.where(scale == float("inf"), 0.0, scale)
+        found = x * reciprocal
+        found = tl.fma(tl.fma(-found, scale, x), reciprocal, found)
+        found = tl.fma(tl.fma(-found, scale, x), reciprocal, found)
+        return tl.where(x == 0.0, x, found)  # with its sign
+    else:
+        return tl.div_rn(x, tl.broadcast_to(scale, x.shape))
 
 
 @jit

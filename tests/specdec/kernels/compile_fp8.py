@@ -153,10 +153,10 @@ def tiles(block_n: int, block_m: int, stages: int, kind: str, form: str):
 
 
 def compiled(kernel, types, constants, num_warps, num_stages):
-    """Pointers, N and K are multiples of 16."""
+    """Pointers, N, K and strides of rows are multiples of 16."""
     names = list(kernel.arg_names)
     values = {(names.index(name),): value for name, value in constants.items()}
-    aligned = [name for name in names if types[name][0] == "*" or name in ("N", "K")]
+    aligned = [name for name in names if types[name][0] == "*" or name in ("N", "K", "stride_x")]
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(kernel, {name: types[name] for name in names}, values, attributes)
     options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": True}

@@ -64,7 +64,7 @@ def test_codes_are_the_nearest_and_of_two_the_even_one(run, is_block):
 
 
 @FORMS
-@pytest.mark.parametrize("K", [64, 192, 320, 1040])
+@pytest.mark.parametrize("K", [64, 192, 320, 4240])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_codes_of_the_kernel_are_the_twins(exact_device, K, dtype, is_block):
     x = hard_rows(K, exact_device).to(dtype)

@@ -14,10 +14,10 @@ from weights.files.part import Part
 
 Shape = tuple[int, ...]
 SCALE = ".weight_scale"  # ends the name of a weight's scales
-CODES = "F8_E4M3"
 
 
 def is_scale(name: str) -> bool:
+    """Say whether a tensor of this name is a weight's scales."""
     return name.endswith(SCALE)
 
 

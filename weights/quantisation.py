@@ -203,7 +203,8 @@ def _read(fields: Fields, family: Family) -> tuple[Form, Ignored]:
         fields.problems.add(f"{source} {value!r:.80} is not supported", fatal=True)
         return "plain", Ignored()
     problems = fields.problems
-    _check(source, value, {"quant_method": ANY, **rules}, problems)
+    if not _check(source, value, {"quant_method": ANY, **rules}, problems):
+        return "plain", Ignored()
     if method == "mxfp4":
         return "mxfp4", Ignored()
     form: Form = "fp8 block"
@@ -241,9 +242,10 @@ def _form_of_groups(source: str, groups: object, problems: Problems) -> Form:
         problems.add(f"{source}.{line}", fatal=True)
         return "plain"
     form, of_weights, of_activations = STRATEGIES[strategy]
-    _check(f"{source}.weights", weights, {**NUMBERS, **of_weights, "dynamic": STATIC}, problems)
-    rules = {**NUMBERS, **of_activations, "dynamic": DYNAMIC}
-    _check(f"{source}.input_activations", activations, rules, problems)
+    rules = {**NUMBERS, **of_weights, "dynamic": STATIC}
+    if _check(f"{source}.weights", weights, rules, problems):
+        rules = {**NUMBERS, **of_activations, "dynamic": DYNAMIC}
+        _check(f"{source}.input_activations", activations, rules, problems)
     return form
 
 

@@ -14,10 +14,13 @@ from tests.weights.fp8 import FORMS, ODD_TARGETS, save_odd, write_fp8
 from weights import load_target
 from weights.demo import demo_directory
 
-QUICK = [("llama", "block", "trees"), ("qwen3_moe", "channel", "cached prefixes")]
+QUICK = [("llama", "block", "trees")]
 EACH = [(name, form, way) for name in ODD_TARGETS for form in FORMS for way in WAYS]
+# as many drafts in each round, whatever steps take while other tests run
+FIXED = {"adaptive": False}
 TREE = {"model": "demo/eagle1", "num_speculative_tokens": 4, "top_k": 3, "num_draft_tokens": 9}
-CHAIN = {"model": "demo", "num_speculative_tokens": 3}
+TREE |= FIXED
+CHAIN = {"model": "demo", "num_speculative_tokens": 3} | FIXED
 MARGIN = 1.0  # of a token below the maximum in float32 of the plain weights; logits reach 23
 
 
@@ -93,64 +96,67 @@ def test_ranks_that_would_share_a_block_are_refused_before_weights_are_read(tmp_
         LLM(str(tmp_path / "fp8"), device="cpu", tensor_parallel_size=2)
 
 
+# how the demo pair runs on a GPU: its draft, and options of the engine
 GPU = {"device": "cuda", "max_model_len": 512, "num_kv_blocks": 400}
-# how the demo pair runs there: its draft, and options of the engine
-ON_GPU = {
-    "drafts": (CHAIN, {"max_num_seqs": 48}),
-    "five drafts, one by one": (CHAIN | {"num_speculative_tokens": 5}, {"max_num_seqs": 1}),
+PLAIN = (None, {"max_num_seqs": 1})
+DRAFTS = (CHAIN, {"max_num_seqs": 48})
+WAYS_ON_GPU = {
+    "drafts": DRAFTS,
     "trees": (TREE, {"max_num_seqs": 8}),
     "chunks": (None, {"max_num_seqs": 48, "max_num_batched_tokens": 96}),
+    "five drafts, one by one": (CHAIN | {"num_speculative_tokens": 5}, {"max_num_seqs": 1}),
     "eager": (CHAIN, {"max_num_seqs": 7, "enforce_eager": True}),
     "as many drafts as pay": (
-        CHAIN | {"num_speculative_tokens": "auto"},
+        {"model": "demo", "num_speculative_tokens": "auto"},
         {"max_num_seqs": 48, "enable_prefix_caching": True},
     ),
 }
 
 
 @pytest.fixture(scope="module")
-def plain_on_gpu(demo, prompts, greedy):
-    """plain_on_gpu(form): texts without drafts, one by one."""
+def on_gpu(demo, prompts, greedy):
+    """on_gpu(form, way): the engine, and what it writes after each prompt; "plain": bfloat16."""
+    known = {}
 
-    @cache
-    def build(form):
-        llm = LLM(demo(form), max_num_seqs=1, **GPU)
-        return [each.outputs[0].token_ids for each in llm.generate(prompts, greedy(128))]
+    def write_all(form, way):
+        draft, options = way
+        key = form, repr(way)
+        if key not in known:
+            llm = LLM("demo" if form == "plain" else demo(form), draft, **GPU, **options)
+            known[key] = llm, llm.generate(prompts, greedy(128), use_tqdm=False)
+        return known[key]
 
-    return build
+    return write_all
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("way", ON_GPU)
-def test_a_gpu_gives_one_set_of_tokens(
-    demo, plain_on_gpu, prompts, greedy, form, way, no_late_compilation
-):
-    draft, options = ON_GPU[way]
-    llm = LLM(demo(form), draft, **GPU, **options)
-    outputs = llm.generate(prompts, greedy(128), use_tqdm=False)
-    assert [each.outputs[0].token_ids for each in outputs] == plain_on_gpu(form)
+def tokens_of(outputs):
+    return [each.outputs[0].token_ids for each in outputs]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", FORMS)
-def test_sampled_tokens_of_a_gpu_do_not_depend_on_drafts(demo, prompts, form):
+@pytest.mark.parametrize("way", WAYS_ON_GPU)
+def test_a_gpu_gives_one_set_of_tokens(on_gpu, form, way, no_late_compilation):
+    _, alone = on_gpu(form, PLAIN)
+    _, outputs = on_gpu(form, WAYS_ON_GPU[way])
+    assert tokens_of(outputs) == tokens_of(alone)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", FORMS)
+def test_sampled_tokens_of_a_gpu_do_not_depend_on_drafts(on_gpu, prompts, form):
     params = SamplingParams(temperature=0.9, top_p=0.9, seed=3, max_tokens=64, ignore_eos=True)
-    texts = []
-    for draft, count in ((None, 1), (CHAIN, 24)):
-        llm = LLM(demo(form), draft, max_num_seqs=count, **GPU)
-        outputs = llm.generate(prompts[:24], params, use_tqdm=False)
-        texts.append([each.outputs[0].token_ids for each in outputs])
+    engines = [on_gpu(form, way)[0] for way in (PLAIN, DRAFTS)]
+    texts = [tokens_of(llm.generate(prompts[:24], params, use_tqdm=False)) for llm in engines]
     assert texts[0] == texts[1]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", FORMS)
-def test_drafts_hold_as_often_as_those_of_the_plain_target(demo, prompts, greedy, form):
+def test_drafts_hold_as_often_as_those_of_the_plain_target(on_gpu, form):
     lengths = []
-    for target in ("demo", demo(form)):
-        llm = LLM(target, CHAIN, max_num_seqs=48, **GPU)
-        outputs = llm.generate(prompts, greedy(160), use_tqdm=False)
+    for each in ("plain", form):
+        llm, outputs = on_gpu(each, DRAFTS)
         lengths.append(llm.run_stats(outputs).mean_acceptance_length)
     print(f"{form}: acceptance length {lengths[1]:.3f}, of bfloat16 {lengths[0]:.3f}")
     assert lengths[1] > 0.97 * lengths[0]
@@ -158,11 +164,9 @@ def test_drafts_hold_as_often_as_those_of_the_plain_target(demo, prompts, greedy
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", FORMS)
-def test_emitted_tokens_lie_near_the_maximum_of_the_plain_target(demo, prompts, form):
-    options = ["--num-prompts", "24", "--device", "cuda"]
-    given = teacher_forced.parse_args([demo(form), *options])
-    outputs = teacher_forced.emitted(given, prompts[:24], "bfloat16")
-    gaps = torch.cat(teacher_forced.forced_gaps("demo", prompts[:24], outputs))
+def test_emitted_tokens_lie_near_the_maximum_of_the_plain_target(on_gpu, prompts, form):
+    few = tokens_of(on_gpu(form, DRAFTS)[1])[:24]
+    gaps = torch.cat(teacher_forced.forced_gaps("demo", prompts[:24], few))
     below = float((gaps > 0).float().mean())
     print(f"{form}: {below:.2%} of tokens below the maximum, by at most {float(gaps.max()):.3f}")
     assert float(gaps.max()) < MARGIN

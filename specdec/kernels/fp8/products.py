@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, pick, tl, use_triton
+from specdec.kernels.backend import backend
 from specdec.kernels.few_rows import has_few_rows, launch_few_rows
 from specdec.kernels.fp8.sums import sums_of
 from specdec.kernels.fp8.weight import GROUP, Fp8, Fp8Rows, Scales, num_groups
@@ -39,7 +40,8 @@ def fp8_linear(x: Fp8Rows, weight: Fp8, bias_N: Tensor | None, dtype: torch.dtyp
 
     No launch since the last synchronisation may write the weight.
     """
-    return pick(x.codes_TK, launch_fp8_linear, fp8_linear_ref)(x, weight, bias_N, dtype)
+    launch = backend.get().fp8_linear or launch_fp8_linear
+    return pick(x.codes_TK, launch, fp8_linear_ref)(x, weight, bias_N, dtype)
 
 
 def fp8_split_linear(
@@ -72,7 +74,8 @@ def fp8_gate_up(x: Fp8Rows, weight: Fp8, bias_X: Tensor | None, dtype: torch.dty
 
     x, weight: of one form. No launch since the last synchronisation may write the weight.
     """
-    return pick(x.codes_TK, launch_fp8_gate_up, fp8_gate_up_ref)(x, weight, bias_X, dtype)
+    launch = backend.get().fp8_gate_up or launch_fp8_gate_up
+    return pick(x.codes_TK, launch, fp8_gate_up_ref)(x, weight, bias_X, dtype)
 
 
 def _empty_sums(
@@ -89,6 +92,9 @@ def _fp8_sums(
 ) -> Tensor:
     if not use_triton(x.codes_TK):
         return fp8_split_linear_ref(x, weight, dtype, first, whole)
+    other = backend.get().fp8_split_linear
+    if other is not None:
+        return other(x, weight, dtype, first)
     return launch_fp8_split_linear(x, weight, dtype, first, whole=whole)
 
 

@@ -55,10 +55,7 @@ MANY = (  # as MEDIUM
     *pairs((128,), (128,), (128,), (3,), (4, 8)),
     *((128, 256, 64, 4, 8), (256, 128, 64, 4, 8)),
 )
-FEW_FP8 = (  # block_n and num_stages of 8-bit weights, whose blocks have 128 of K
-    *pairs((64,), (6, 8, 12, 16)),
-    *pairs((128,), (4, 6, 8)),
-)
+FEW_FP8 = (6, 8, 12, 16)  # num_stages; 64 rows of W and 128 of K, which spread a weight evenly
 WIDE_FP8 = (  # block_n, block_m, num_stages, num_warps; for more rows than FEW_FP8
     *((64, 64, 6, 4), (64, 128, 4, 4), (64, 128, 6, 4)),
     *((128, 64, 4, 8), (128, 64, 6, 8), (128, 128, 4, 8), (128, 128, 3, 8)),
@@ -130,7 +127,7 @@ def candidates(product: Product, rows: int, order: Order, has_wgmma: bool = Fals
 
 def _of_fp8(rows: int) -> list[Shape]:
     if rows <= 64:
-        return [Shape(n, rows, ROW_BYTES, stages, 4) for n, stages in FEW_FP8]
+        return [Shape(64, rows, ROW_BYTES, stages, 4) for stages in FEW_FP8]
     return [Shape(n, m, ROW_BYTES, *rest) for n, m, *rest in WIDE_FP8]
 
 

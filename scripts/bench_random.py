@@ -19,7 +19,8 @@ from pathlib import Path
 from unittest import mock
 
 from scripts.forced_acceptance.patches import forced, rates_of
-from scripts.random_pair import MODELS, draft_vocabulary, draw, write_pair
+from scripts.random_models import MODELS
+from scripts.random_pair import draft_vocabulary, draw, write_pair
 from specdec.cli import main as specdec
 
 

@@ -23,6 +23,7 @@ from specdec.kernels.experts.tiles import (
     class_of,
     few_rows,
 )
+from specdec.kernels.experts.weight import Form
 from specdec.kernels.tile_shapes import Shape
 
 
@@ -67,12 +68,13 @@ def search(sizes: Sizes, T: int, device: torch.device) -> Iterator[Row]:
 def _ways(sizes: Sizes, T: int) -> Iterator[tuple[list[Shape], list[Shape], bool]]:
     """Give both products' candidates, and whether pairs are sorted."""
     E, k, D, I, is_packed = sizes[1:]
+    form: Form = "packed" if is_packed else "plain"
 
     def both(block_m: int) -> tuple[list[Shape], list[Shape]]:
-        gate_up = candidates("gate_up", block_m, D, is_packed)
-        return gate_up, candidates("down", block_m, I, is_packed)
+        gate_up = candidates("gate_up", block_m, D, form)
+        return gate_up, candidates("down", block_m, I, form)
 
-    if few_rows(is_packed) >= T:
+    if few_rows(form) >= T:
         yield *both(class_of(T)), False
     mean = T * k / E
     for block_m in ROWS:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from scripts.random_models import COMMON, KEYS, MODELS, OF_TARGETS, Config
 from weights.arrange import arrange
 from weights.config import LayerKind
 from weights.demo import demo_directory, demo_prompts
@@ -19,31 +20,12 @@ from weights.errors import Problems
 from weights.families.kinds import read_layers
 from weights.families.table import FAMILIES
 from weights.fields import Fields
+from weights.fp8 import is_scale, scale_of
 from weights.report import Log
 from weights.shapes import Shapes, layer_shapes
 
-Config = dict[str, object]
 HEAD_VOCABULARY = 32000
-COMMON: Config = {
-    **{"hidden_act": "silu", "torch_dtype": "bfloat16", "tie_word_embeddings": False},
-    **{"norm_topk_prob": True, "sliding_window": None},
-}
-KEYS = (
-    *("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "head_dim", "vocab_size", "rope_theta", "max_position_embeddings"),
-    *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "intermediate_size"),
-)
-OF_TARGETS: dict[str, Config] = {  # what KEYS do not say, by model_type
-    "gpt_oss": {"sliding_window": 128, "quantization_config": {"quant_method": "mxfp4"}}
-}
-MODELS = {  # by KEYS, from published config.json; then the width of the head's MLP
-    "qwen3-30b-a3b": "qwen3_moe 2048 48 32 4 128 151936 1e6 40960 128 8 768 6144 12288",
-    "mixtral-8x7b": "mixtral 4096 32 32 8 128 32000 1e6 32768 8 2 14336 14336 14336",
-    "gpt-oss-20b": "gpt_oss 2880 24 64 8 64 201088 150000 131072 32 4 2880 2880 17280",
-    "gpt-oss-120b": "gpt_oss 2880 36 64 8 64 201088 150000 131072 128 4 2880 2880 17280",
-    "tiny-gpt-oss": "gpt_oss 128 8 2 1 64 4096 1e4 2048 8 2 64 64 128",
-    "tiny": "qwen3_moe 128 8 2 1 64 4096 1e4 2048 8 2 32 128 128",
-}
+CODES = 64.0  # how large codes of FP8 are drawn, of up to 448
 
 
 def draft_vocabulary(model: str) -> int:
@@ -57,7 +39,7 @@ def write_pair(out: Path, model: str) -> None:
     model_type, *sizes = MODELS[model].split()
     *numbers, head_width = map(json.loads, sizes)
     config = COMMON | dict(zip(KEYS, [model_type, *numbers], strict=True))
-    own = OF_TARGETS.get(model_type, {})
+    own = OF_TARGETS.get(model, {})
     V, D = (int(str(config[key])) for key in ("vocab_size", "hidden_size"))
     W = draft_vocabulary(model)
     head = config | {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
@@ -78,7 +60,8 @@ def write_pair(out: Path, model: str) -> None:
 def _layers(config: Config) -> tuple[LayerKind, ...]:
     fields = Fields(config, "config.json", Problems(Path()))
     family = FAMILIES[str(config["model_type"])]
-    return read_layers(fields, family, int(str(config["num_hidden_layers"])), sys.maxsize, Log())
+    num_layers = int(str(config["num_hidden_layers"]))
+    return read_layers(fields, family, num_layers, sys.maxsize, Log(), {})
 
 
 def _write(out: Path, config: Config, shapes: Shapes) -> None:
@@ -86,8 +69,11 @@ def _write(out: Path, config: Config, shapes: Shapes) -> None:
     (out / "config.json").write_text(json.dumps(config))
     header, end = {}, 0
     for name, shape in shapes.items():
-        is_packed = name.endswith(("_blocks", "_scales"))
-        dtype, size = ("I64", 8) if name == "d2t" else ("U8", 1) if is_packed else ("BF16", 2)
+        dtype, size = ("I64", 8) if name == "d2t" else ("BF16", 2)
+        if name.endswith(("_blocks", "_scales")):
+            dtype, size = "U8", 1
+        elif scale_of(name) in shapes:
+            dtype, size = "F8_E4M3", 1
         start, end = end, end + torch.Size(shape).numel() * size
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
@@ -108,7 +94,12 @@ def draw(
     tensors = arrange(wanted).empty(dtype, device)
     generator = torch.Generator(device).manual_seed(0)
     for name, x in tensors.items():
-        if name.endswith("_scales"):
+        if x.dtype == torch.float8_e4m3fn:
+            x.copy_(torch.empty_like(x, dtype=dtype).normal_(0, CODES, generator=generator))
+        elif x.dtype == torch.float32 and (is_scale(name) or name.endswith("_scales")):
+            weight = tensors[name.removesuffix("_scales" if "experts" in name else "_scale")]
+            x.fill_(weight.shape[-1] ** -0.5 / CODES)
+        elif name.endswith("_scales"):
             x.fill_(0x78787878)  # 2^-7, of codes that are about 3 large
         elif x.dtype == torch.int32:
             x.random_(-(2**31), 2**31, generator=generator)

@@ -2,6 +2,7 @@
 
     python -m scripts.teacher_forced           # the bundled pair; bfloat16 on a GPU, else float32
     python -m scripts.teacher_forced --num-prompts 4 -k 3 --max-tokens 32 --device cpu
+    python -m scripts.teacher_forced demo-fp8 --plain demo --margin 1    # scripts/quantise made it
 
 The engine generates greedily with drafts; then transformers computes the logits after every prefix
 of its output in float32. A token's gap is the maximum there minus the token's own logit: 0 if both
@@ -32,6 +33,7 @@ def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("target", nargs="?", default="demo")
     parser.add_argument("--draft", default="demo")
+    parser.add_argument("--plain", help="what transformers reads, where that is another target")
     parser.add_argument("--num-speculative-tokens", "-k", type=int, default=5)
     parser.add_argument("--num-prompts", type=int, default=48, help="the first N of 48")
     parser.add_argument("--max-tokens", type=int, default=160)
@@ -47,7 +49,8 @@ def main(args: Sequence[str] | None = None) -> None:
     dtype = given.dtype or ("bfloat16" if device.startswith("cuda") else "float32")
     margin = MARGINS[dtype] if given.margin is None else given.margin
     prompts = demo_prompts()["prompts"][: given.num_prompts]
-    gaps = torch.cat(forced_gaps(given.target, prompts, emitted(given, prompts, dtype)))
+    outputs = emitted(given, prompts, dtype)
+    gaps = torch.cat(forced_gaps(given.plain or given.target, prompts, outputs))
     found = {
         "num_tokens": len(gaps),
         "num_below_maximum": int((gaps > 0).sum()),

@@ -33,7 +33,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    models = f"names with commas, default: all ({', '.join(KNOWN_MODELS)})"
+    models = f"names with commas, default: all ({', '.join(KNOWN_MODELS)}); with -fp8: in FP8"
     parser.add_argument("--models", help=models)
     parser.add_argument("--shapes", help="KIND:NxK, ...; KIND is split, whole or gate")
     parser.add_argument("--random", type=int, help="this many random products, no table")

@@ -9,7 +9,15 @@ from typing import NamedTuple
 
 from specdec.kernels.tile_shapes import Kind, Product
 from specdec.models.products import products_of
-from weights.config import EagleConfig, ExpertsConfig, LayerKind, RopeConfig, TargetConfig
+from weights.config import (
+    PLAIN,
+    EagleConfig,
+    ExpertsConfig,
+    Forms,
+    LayerKind,
+    RopeConfig,
+    TargetConfig,
+)
 
 DRAFT_VOCABULARY = 32000
 TAPS = (2, 8, 14)  # three of the target's layers; which ones makes no difference here
@@ -48,14 +56,23 @@ KNOWN_MODELS = {
 }
 
 
+IN_FP8 = "-fp8"  # ends the name of a model whose layers are FP8, in either form
+CHANNELS = Forms(*["fp8 channel"] * len(Forms._fields))
+
+
 def known_products(name: str) -> list[Product]:
-    """List a known model's and its draft's products, in bfloat16. ValueError: it is not known."""
-    if name not in KNOWN_MODELS:
-        raise ValueError(f"model {name!r}: known are {', '.join(KNOWN_MODELS)}")
-    target = target_of(KNOWN_MODELS[name])
+    """List a known model's and its draft's products, in bfloat16 or with "-fp8" of it in FP8.
+
+    ValueError: it is not known.
+    """
+    sizes = KNOWN_MODELS.get(name.removesuffix(IN_FP8))
+    if sizes is None:
+        names = ", ".join(KNOWN_MODELS)
+        raise ValueError(f"model {name!r}: known are {names}, and each of them with {IN_FP8}")
+    target = target_of(sizes, forms=CHANNELS if name.endswith(IN_FP8) else PLAIN)
     draft = EagleConfig(
         format="eagle-3",
-        layer=target.layers[0],
+        layer=target_of(sizes).layers[0],
         num_layers=1,
         vocab_size=target.vocab_size,
         draft_vocab_size=DRAFT_VOCABULARY,
@@ -68,11 +85,14 @@ def known_products(name: str) -> list[Product]:
     return products_of(target, draft, "bfloat16")
 
 
-def target_of(sizes: Sizes, experts: ExpertsConfig | None = None) -> TargetConfig:
+def target_of(
+    sizes: Sizes, experts: ExpertsConfig | None = None, forms: Forms = PLAIN
+) -> TargetConfig:
     """Give a target of one layer with these sizes, and with experts an MLP of width 0."""
     of_layer = sizes._asdict()
     vocab_size = of_layer.pop("vocab_size")
-    layer = LayerKind(**of_layer, rms_norm_eps=1e-6, rope=RopeConfig(), experts=experts)
+    rope = RopeConfig()
+    layer = LayerKind(**of_layer, rms_norm_eps=1e-6, rope=rope, experts=experts, forms=forms)
     return TargetConfig(
         model_type="llama",
         layers=(layer,),

@@ -7,7 +7,7 @@ The answers are specdec/parallel/equal_bits.py's. A test fails while the table i
 
 from pathlib import Path
 
-from scripts.tuned_models import KNOWN_MODELS, Sizes, target_of
+from scripts.tuned_models import CHANNELS, IN_FP8, KNOWN_MODELS, Sizes, target_of
 from specdec.parallel.equal_bits import SIZES, Fit, fits_of
 from weights.config import ExpertsConfig, TargetConfig
 
@@ -37,11 +37,15 @@ WITH_EXPERTS = {
     },
 }
 
+QUANTISED = ("llama-3.1-8b", "qwen3-8b", "qwen3-14b", "qwen3-32b")  # of KNOWN_MODELS, in FP8 too
+
 
 def published() -> dict[str, TargetConfig]:
     """Give the published models whose sizes are known here, by name."""
     found = {name: target_of(sizes) for name, sizes in (KNOWN_MODELS | LARGER).items()}
-    return found | {name: target_of(*sizes) for name, sizes in WITH_EXPERTS.items()}
+    found |= {name: target_of(*sizes) for name, sizes in WITH_EXPERTS.items()}
+    in_fp8 = {name: target_of(KNOWN_MODELS[name], forms=CHANNELS) for name in QUANTISED}
+    return found | {f"{name}{IN_FP8}": target for name, target in in_fp8.items()}
 
 
 def table() -> str:

@@ -194,7 +194,8 @@ class EngineConfig:
         short="-tp",
     )
     quantization: None = fixed(
-        None, "files say it: give a checkpoint in float32, bfloat16, float16 or gpt-oss's MXFP4"
+        None,
+        "files say it: give a checkpoint in float32, bfloat16, float16, FP8 or gpt-oss's MXFP4",
     )
     enable_chunked_prefill: bool = fixed(
         True, "parts of prompts ride in steps: raise max_prompt_slowdown and max_num_batched_tokens"

@@ -164,6 +164,7 @@ ROWS: dict[str, Row] = {
     # nothing of ours: a yardstick must not be the shipped kernel
     "specdec.bench.yardsticks": Row(third=("torch",)),
     "specdec.bench.expert_yardstick": Row(third=("torch",)),
+    "specdec.bench.fp8_yardstick": Row(third=("torch",)),
     "specdec.tune": Row(("specdec.kernels", "specdec.models", "graphs", "weights"), ("torch",)),
     "specdec.cli": Row(
         (

@@ -1,9 +1,10 @@
 """Plain greedy decoding of a Llama-family target in float32: what exactness tests compare with.
 
 The formulas of Llama (arXiv 2302.13971) with what Mistral, Qwen2 and Qwen3 add: biases, per-head
-norms, head_dim, a tied head, a window, scaled rope, Qwen3-MoE's experts; read from config.json and
-from which tensors there are. Imports nothing of ours. A layer has the field names of
-weights/config.py, for tests/naive_eagle.py to use these formulas with a config of either origin.
+norms, head_dim, a tied head, a window, scaled rope, Qwen3-MoE's experts, weights of FP8 with scales
+of rows or blocks; read from config.json and from which tensors there are. Imports nothing of ours.
+A layer has the field names of weights/config.py, for tests/naive_eagle.py to use these formulas
+with a config of either origin.
 
 T rows, S keys, D hidden, H query heads, G kv heads, C channels per head, V vocabulary, L layers.
 """
@@ -129,7 +130,36 @@ def experts(layer: Any, weights: Weights, name: str, x_TD: Tensor) -> Tensor:
 
 
 def linear(weights: Weights, name: str, x: Tensor, has_bias: bool = False) -> Tensor:
-    return F.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"] if has_bias else None)
+    weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"] if has_bias else None
+    scales = weights.get(f"{name}.weight_scale", weights.get(f"{name}.weight_scale_inv"))
+    if scales is None:
+        return F.linear(x, weight, bias)
+    y = fp8_linear(x, weight, scales)
+    return y if bias is None else y + bias
+
+
+def fp8_linear(x_TK: Tensor, codes_NK: Tensor, scales: Tensor) -> Tensor:
+    """Multiply numbers of e4m3: x is rounded to it, divided by a scale of its own row.
+
+    scales: of the weight's rows [N, 1], or of blocks of 128 by 128: then x has one for each 128
+    columns
+    """
+    N, K = codes_NK.shape
+    if len(scales) == N:
+        q_TK, scales_T1 = quantised(x_TK)
+        return q_TK @ codes_NK.T * scales_T1 * scales.view(1, N)
+    y_TN = torch.zeros(len(x_TK), N)
+    for j, first in enumerate(range(0, K, 128)):
+        q_TX, scales_T1 = quantised(x_TK[:, first : first + 128])
+        scales_1N = scales[:, j].repeat_interleave(128)[None, :N]
+        y_TN += q_TX @ codes_NK[:, first : first + 128].T * (scales_T1 * scales_1N)
+    return y_TN
+
+
+def quantised(x_TK: Tensor) -> tuple[Tensor, Tensor]:
+    """Round each row to e4m3, whose largest number is 448; return it with its scale [T, 1]."""
+    scales_T1 = x_TK.abs().amax(-1, keepdim=True).clamp(min=1e-10) / 448.0
+    return (x_TK / scales_T1).clamp(-448, 448).to(torch.float8_e4m3fn).float(), scales_T1
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

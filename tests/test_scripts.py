@@ -382,12 +382,20 @@ def test_scripts_are_short():
     assert {name: count for name, count in lines.items() if count >= 120} == {}
 
 
-@pytest.mark.parametrize("model", ["tiny", pytest.param("tiny-gpt-oss", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "tiny",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("tiny-gpt-oss", "tiny-fp8")),
+    ],
+)
 def test_bench_random_times_random_weights(run, capsys, model):
     options = "--suite protocol -k 1 --batch 1 --num-prompts 1 --max-tokens 4 --repeats 1"
     with pytest.raises(SystemExit, match="0"):
         run("scripts.bench_random", model, *options.split(), "--device", "cpu")
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
     assert [row["num_speculative_tokens"] for row in found] == [0, 1]
-    with pytest.raises(SystemExit, match="huge: give one of qwen3-30b-a3b, mixtral-8x7b, gpt"):
+    with pytest.raises(
+        SystemExit, match="huge: give one of qwen3-30b-a3b, qwen3-30b-a3b-fp8, llama"
+    ):
         run("scripts.bench_random", "huge")

@@ -11,11 +11,12 @@ Names after a load (D hidden, C head channels, H/G query/kv heads, I MLP width):
     layers.{i}.post_attention_layernorm.weight [D]
     layers.{i}.mlp.gate_up_proj.weight [2I, D], .bias
     layers.{i}.mlp.down_proj.weight [D, I], .bias
+    layers.{i}.*.weight_scale [N] or [K / 128, N]     float32, of weights in FP8 (fp8.py)
     layers.{i}.self_attn.sinks [H] float32
     layers.{i}.mlp.gate.weight [E, D], .bias         a router, where there are E experts
     layers.{i}.mlp.experts.gate_up_proj [E, 2I, D]   each expert's gate rows before its up rows
     layers.{i}.mlp.experts.down_proj [E, D, I]       (MXFP4: turned.py says what is here)
-    layers.{i}.mlp.experts.{gate_up,down}_proj_bias, _scales
+    layers.{i}.mlp.experts.{gate_up,down}_proj_bias, _scales (MXFP4 and FP8)
     norm.weight [D]                                  absent where has_final_norm is False
     lm_head.weight [V or W, D]                       absent if tied (target) or borrowed (draft)
     fc.weight, fc.bias, input_norm.weight, fc_norm.{i}.weight, embed_norm.weight     drafts only

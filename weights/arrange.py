@@ -6,7 +6,8 @@ one place, and `pieces` is both how a load fills them and the way back. Two step
 - over rows: q, k and v make one product and gate and up another; fewer, larger matrices
 - stacked: a product of all experts of a layer is one tensor [E, N, K]
 
-Files of gpt-oss have stacks of their own, whose elements change places (turned.py).
+Files of gpt-oss have stacks of their own, whose elements change places (turned.py). Scales of FP8
+weights go with the weights' rows, however files have them (fp8.py).
 """
 
 import re
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from weights.fp8 import arranged_shape, is_scale, weight_of
 from weights.shapes import Shapes
 from weights.turned import Move, move_of
 
@@ -24,7 +26,7 @@ FUSED: dict[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-STACKED = re.compile(r"(.*\.experts)\.([0-9]+)\.(\w+)\.weight")
+STACKED = re.compile(r"(.*\.experts)\.([0-9]+)\.(\w+)\.weight(_scale)?")
 
 
 class Place(NamedTuple):
@@ -57,7 +59,7 @@ class Arrangement:
     def pieces(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Find the checkpoint's tensors in the arranged ones: contiguous views.
 
-        Those with a move have the arranged shape.
+        Those with a move have the arranged shape, and scales of blocks that of fp8.arranged_shape.
         """
         return {name: tensors[place.whole][place.part] for name, place in self.places.items()}
 
@@ -65,13 +67,19 @@ class Arrangement:
 def arrange(wanted: Shapes) -> Arrangement:
     """Arrange what a config demands, whole or a rank's, by the names of the checkpoint."""
     moved = {name: move for name in wanted if (move := move_of(name)) is not None}
-    fused = _fuse(wanted | {name: move.shape(wanted[name]) for name, move in moved.items()})
+    scales = [name for name in wanted if is_scale(name)]
+    shapes = wanted | {name: move.shape(wanted[name]) for name, move in moved.items()}
+    shapes |= {name: arranged_shape(wanted[name], wanted[weight_of(name)]) for name in scales}
+    fused = _fuse(shapes)
     stacked = _stack(fused.shapes)
     places: dict[str, Place] = {}
     for name, inner in fused.places.items():
         outer = stacked.places[inner.whole]
         places[name] = Place(outer.whole, (*outer.part, *inner.part))
     dtypes = {name: torch.float32 for name in wanted if name.endswith(".sinks")}
+    for name in scales:
+        dtypes[places[name].whole] = torch.float32
+        dtypes[places[weight_of(name)].whole] = torch.float8_e4m3fn
     for name, move in moved.items():
         whole = name.removesuffix(move.of) + move.to
         stacked.shapes[whole] = stacked.shapes.pop(name)
@@ -82,17 +90,19 @@ def arrange(wanted: Shapes) -> Arrangement:
 
 
 def _fuse(wanted: Shapes) -> Arrangement:
-    """Concatenate over rows."""
+    """Concatenate over rows, which of scales are the last dimension."""
     shapes: Shapes = {}
     places: dict[str, Place] = {}
     for name, shape in wanted.items():
         whole, pieces = _fused(name)
+        axis = len(shape) - 1 if is_scale(name) else 0
         ends = [0]
         for piece in pieces:
-            ends.append(ends[-1] + wanted[piece][0])
+            ends.append(ends[-1] + wanted[piece][axis])
         at = pieces.index(name)
-        shapes[whole] = (ends[-1], *shape[1:])
-        places[name] = Place(whole, (slice(ends[at], ends[at + 1]),))
+        shapes[whole] = (*shape[:axis], ends[-1], *shape[axis + 1 :])
+        rows = slice(ends[at], ends[at + 1])
+        places[name] = Place(whole, (*[slice(None)] * axis, rows))
     return Arrangement(shapes, places)
 
 
@@ -125,4 +135,4 @@ def _stack(wanted: Shapes) -> Arrangement:
 
 
 def _stack_of(expert: re.Match[str]) -> str:
-    return f"{expert[1]}.{expert[3]}"
+    return f"{expert[1]}.{expert[3]}{'_scales' if expert[4] else ''}"

@@ -10,7 +10,10 @@ from typing import Literal, NamedTuple
 
 from weights.shard import WHOLE, Shard
 
-Form = Literal["plain", "mxfp4"]  # of a weight: one number each, or four bits (arrange.py)
+# of a weight: 16 or 32 bits a number, four (turned.py), or eight with a scale for each row or for
+# each block (fp8.py)
+Form = Literal["plain", "mxfp4", "fp8 channel", "fp8 block"]
+BLOCK = 128  # columns, and in files rows, that share a scale of "fp8 block"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,18 @@ class Heads(NamedTuple):
     num_heads: int
     num_kv_heads: int
     head_dim: int
+
+
+class Forms(NamedTuple):
+    """The form of each product of a layer, experts aside, by its module."""
+
+    qkv_proj: Form = "plain"
+    o_proj: Form = "plain"
+    gate_up_proj: Form = "plain"
+    down_proj: Form = "plain"
+
+
+PLAIN = Forms()
 
 
 class Clamp(NamedTuple):
@@ -100,6 +115,7 @@ class LayerKind:
     has_sinks: bool = False  # one more score for each head, without a value (sinks_H, float32)
     residual_multiplier: float = 1.0  # of what attention and MLP add to the stream
     experts: ExpertsConfig | None = None  # None: one MLP
+    forms: Forms = PLAIN
 
     @property
     def heads(self) -> Heads:
@@ -147,9 +163,13 @@ class TargetConfig:
 
     @property
     def experts(self) -> ExpertsConfig | None:
-        """Find the experts that all layers with experts have; None: no layer has any."""
-        found = {kind.experts for kind in self.kinds} - {None}
-        assert len(found) <= 1, f"layers with different experts: {found}"
+        """Find the experts that all layers with experts have; None: no layer has any.
+
+        The form of their weights may differ by layer: it is that of the first.
+        """
+        found = [kind.experts for kind in self.kinds if kind.experts is not None]
+        alike = {replace(experts, form="plain") for experts in found}
+        assert len(alike) <= 1, f"layers with different experts: {found}"
         return next(iter(found), None)
 
     @property

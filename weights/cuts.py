@@ -2,13 +2,15 @@
 
 A row of CUTS says along which axis a tensor is cut; how much of it a rank has, its own config says.
 Tensors that are whole there need no row: norms, routers, fc, and the biases of
-o_proj and down_proj, which are added once, after the sum over ranks.
+o_proj and down_proj, which are added once, after the sum over ranks. Scales of FP8 weights are read
+whole, and those of the weight's part are kept (fp8.py).
 """
 
 import re
 from typing import NamedTuple
 
 from weights.files.part import Part
+from weights.fp8 import is_scale
 from weights.shapes import Shapes
 from weights.shard import Shard
 
@@ -38,7 +40,7 @@ def cut(wanted: Shapes, local: Shapes, shard: Shard) -> dict[str, Part]:
     return {
         name: _part(name, wanted[name], shape, shard)
         for name, shape in local.items()
-        if shape != wanted[name]
+        if shape != wanted[name] and not is_scale(name)
     }
 
 

@@ -60,7 +60,7 @@ def _row(entries: Sequence[TensorEntry]) -> str:
     total = sum(entry.num_bytes for entry in entries)
     names = {entry.file.name for entry in entries}
     files = f"{len(names)} files" if len(names) > 1 else shown(names.pop(), MOST_OF_A_NAME)
-    return f"{count:>6} {first.dtype:<5} {list(first.shape)!s:<16} {total:>14,}  {files}"
+    return f"{count:>6} {first.dtype:<7} {list(first.shape)!s:<16} {total:>14,}  {files}"
 
 
 def _groups(tensors: Sequence[TensorEntry]) -> list[tuple[str, list[TensorEntry]]]:

@@ -22,6 +22,7 @@ from weights.files.header import INTEGER_DTYPES, TensorEntry
 from weights.files.part import Part
 from weights.files.reader import Reader
 from weights.files.transfer import read_tensors
+from weights.fp8 import is_scale
 from weights.mxfp4 import check_scales
 from weights.ranks import check_draft_ranks, check_target_ranks
 from weights.rename import rename
@@ -33,8 +34,9 @@ from weights.target import resolve_target, target_rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTarget:
-    """A target's tensors under the names of this package, all of one dtype: a rank's or whole.
+    """A target's tensors under the names of this package: a rank's or whole.
 
+    All have one dtype, but for weights of other forms, their scales, and sinks.
     config: of the whole model; `local` has the sizes of these tensors
     """
 
@@ -102,11 +104,17 @@ def load_target(
 def bind_target(reader: Reader, log: Log) -> tuple[TargetConfig, Shapes, dict[str, TensorEntry]]:
     """Check a target by its headers; returns its config, what it demands and what files hold."""
     held = rename(reader, target_rows(reader), log)
-    check_dtypes(held, reader.problems)
     config = resolve_target(reader, log)
     wanted = target_shapes(config)
+    wanted |= {name: held[name].shape for name in wanted if _is_flat(name, wanted, held)}
+    check_dtypes(held, reader.problems, wanted)
     check_binding(wanted | _tied_copy(config, held), held, reader.problems)
     return config, wanted, held
+
+
+def _is_flat(name: str, wanted: Shapes, held: dict[str, TensorEntry]) -> bool:
+    """Say whether files have scales [N] where [N, 1] is wanted, which means the same."""
+    return is_scale(name) and name in held and (*held[name].shape, 1) == wanted[name]
 
 
 def load_eagle(

@@ -26,7 +26,7 @@ def check_scales(
     tensors: arranged, among them words [E, G, R, 128, 4] and their scales [E, H, N], four in one
     """
     for name, packed in tensors.items():
-        if not name.endswith(SCALES):
+        if not name.endswith(SCALES) or packed.dtype != torch.int32:
             continue
         scales = packed[..., None].view(torch.uint8)  # [E, H, N, 4]
         is_outside = (scales < LEAST) | (scales > MOST)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from weights.config import EagleConfig, LayerKind, TargetConfig
+from weights.config import BLOCK, EagleConfig, LayerKind, TargetConfig
 from weights.shard import num_vocabulary_blocks
 
 KEEP_WHOLE = "draft_tensor_parallel_size=1 keeps the draft whole on every rank"
@@ -73,3 +73,16 @@ def misfits_of_layer(kind: LayerKind, size: int) -> Iterator[Misfit]:
         yield Misfit("num_experts", "experts", kind.experts.num, multiple)
     if kind.intermediate_size % size:
         yield Misfit("intermediate_size", "columns of down_proj", kind.intermediate_size, multiple)
+    elif size > 1:
+        yield from _cut_blocks(kind, size)
+
+
+def _cut_blocks(kind: LayerKind, size: int) -> Iterator[Misfit]:
+    """List columns of FP8 weights whose ranks would share 128, of which each sum is made apart."""
+    why = f"in FP8 no multiple of {size} * {BLOCK}"
+    columns = kind.num_heads * kind.head_dim
+    if kind.forms.o_proj != "plain" and columns % (size * BLOCK):
+        yield Misfit("num_attention_heads * head_dim", "columns of o_proj", columns, why)
+    columns = kind.intermediate_size
+    if kind.forms.down_proj != "plain" and columns % (size * BLOCK):
+        yield Misfit("intermediate_size", "columns of down_proj", columns, why)

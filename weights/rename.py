@@ -26,7 +26,11 @@ IGNORED = (
     Row(r"(^|\.)(masked_bias|attn\.bias)$", None, MASK),
 )
 
-TARGET_ROWS = (*IGNORED, Row(r"^model\.", "", "transformers"))
+TARGET_ROWS = (
+    *IGNORED,
+    Row(r"^model\.", "", "transformers"),
+    Row(r"\.weight_scale_inv$", ".weight_scale", "the same scales by the name of quant_method fp8"),
+)
 
 WRAPPERS = r"^(?:(?:model|draft_model|eagle|eagle_module)\.)+"
 VERIFIER = "the target's, kept by the speculators trainer"

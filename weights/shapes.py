@@ -5,18 +5,30 @@
 
 from collections.abc import Container, Mapping
 
-from weights.config import EagleConfig, ExpertsConfig, LayerKind, TargetConfig
+from weights.config import EagleConfig, ExpertsConfig, Form, LayerKind, TargetConfig
 from weights.errors import Problems
-from weights.files.header import FLOAT_DTYPES, INTEGER_DTYPES, TensorEntry
+from weights.files.header import CODE_DTYPES, FLOAT_DTYPES, INTEGER_DTYPES, TensorEntry
+from weights.fp8 import is_scale, scale_of, stored_shape
 
 Shapes = dict[str, tuple[int, ...]]
 
-QUANTISED = {
-    *("weight_packed", "weight_scale", "weight_scale_2", "weight_scale_inv", "weight_zero_point"),
-    *("weight_shape", "weight_g_idx", "qweight", "qzeros", "scales", "g_idx", "input_scale"),
+OTHER_FORMS = "packed, fp8 and integer weights are not supported"
+STATIC = "static scales of activations are not supported"
+OF_CACHE = "scales of a cache or of attention are not supported"
+QUANTISED = {  # why tensors with these last names are refused where nothing demands them
+    **dict.fromkeys(("weight_packed", "weight_scale", "weight_scale_2"), OTHER_FORMS),
+    **dict.fromkeys(("weight_scale_inv", "weight_zero_point", "weight_shape"), OTHER_FORMS),
+    **dict.fromkeys(("weight_g_idx", "qweight", "qzeros", "scales", "g_idx"), OTHER_FORMS),
+    **dict.fromkeys(("weight_global_scale", "input_global_scale"), OTHER_FORMS),
+    **dict.fromkeys(("input_scale", "activation_scale"), STATIC),
+    **dict.fromkeys(("k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale"), OF_CACHE),
+    **dict.fromkeys(("output_scale", "softmax_scale"), OF_CACHE),
 }
 # allowed dtypes and the words for them: of weights, and of other tensors
-WEIGHT = (FLOAT_DTYPES, "packed, fp8 and integer weights are not supported")
+WEIGHT = (FLOAT_DTYPES, OTHER_FORMS)
+PLAIN = (FLOAT_DTYPES, "plain numbers are needed, unless quantization_config says otherwise")
+CODES = (CODE_DTYPES, "F8_E4M3 is needed, as quantization_config says")
+SCALES = ({"BF16", "F16", "F32"}, "BF16, F16 or F32 is needed")
 TABLES: dict[str, tuple[Container[str], str]] = {
     "d2t": (INTEGER_DTYPES, "integers are needed"),
     "t2d": ({"BOOL"}, "BOOL is needed"),
@@ -42,6 +54,7 @@ def layer_shapes(
     D = layer.hidden_size
     I = layer.intermediate_size
     C = layer.head_dim
+    forms = layer.forms
     query, kv = layer.num_heads * C, layer.num_kv_heads * C
     shapes: Shapes = {f"{prefix}post_attention_layernorm.weight": (D,)}
     if has_input_layernorm:
@@ -51,24 +64,30 @@ def layer_shapes(
     if layer.qk_norm:
         shapes |= {f"{prefix}self_attn.{name}_norm.weight": (C,) for name in "qk"}
     products = {
-        "self_attn.q_proj": (query, entry_width, layer.qkv_bias),
-        "self_attn.k_proj": (kv, entry_width, layer.qkv_bias),
-        "self_attn.v_proj": (kv, entry_width, layer.qkv_bias),
-        "self_attn.o_proj": (D, query, layer.o_bias),
+        "self_attn.q_proj": (query, entry_width, layer.qkv_bias, forms.qkv_proj),
+        "self_attn.k_proj": (kv, entry_width, layer.qkv_bias, forms.qkv_proj),
+        "self_attn.v_proj": (kv, entry_width, layer.qkv_bias, forms.qkv_proj),
+        "self_attn.o_proj": (D, query, layer.o_bias, forms.o_proj),
     }
     if layer.experts is not None:
         shapes |= _experts_shapes(f"{prefix}mlp.", layer.experts, D)
     else:
         products |= {
-            "mlp.gate_proj": (I, D, layer.mlp_bias),
-            "mlp.up_proj": (I, D, layer.mlp_bias),
-            "mlp.down_proj": (D, I, layer.mlp_bias),
+            "mlp.gate_proj": (I, D, layer.mlp_bias, forms.gate_up_proj),
+            "mlp.up_proj": (I, D, layer.mlp_bias, forms.gate_up_proj),
+            "mlp.down_proj": (D, I, layer.mlp_bias, forms.down_proj),
         }
-    for name, (rows, columns, bias) in products.items():
-        shapes[f"{prefix}{name}.weight"] = (rows, columns)
+    for name, (rows, columns, bias, form) in products.items():
+        shapes |= _weight_shapes(f"{prefix}{name}.weight", (rows, columns), form)
         if bias:
             shapes[f"{prefix}{name}.bias"] = (rows,)
     return shapes
+
+
+def _weight_shapes(name: str, shape: tuple[int, ...], form: Form) -> Shapes:
+    """Give a weight, and its scales if it has the form of FP8."""
+    shapes: Shapes = {name: shape}
+    return shapes if form == "plain" else shapes | {scale_of(name): stored_shape(form, shape)}
 
 
 def _experts_shapes(prefix: str, experts: ExpertsConfig, D: int) -> Shapes:
@@ -84,7 +103,7 @@ def _experts_shapes(prefix: str, experts: ExpertsConfig, D: int) -> Shapes:
     products = {"gate_proj": (I, D), "up_proj": (I, D), "down_proj": (D, I)}
     for e in experts.held:
         for name, shape in products.items():
-            shapes[f"{prefix}experts.{e}.{name}.weight"] = shape
+            shapes |= _weight_shapes(f"{prefix}experts.{e}.{name}.weight", shape, experts.form)
     return shapes
 
 
@@ -145,14 +164,32 @@ def check_binding(wanted: Shapes, held: Mapping[str, TensorEntry], problems: Pro
             problems.add(f"{entry.file.name}: unexpected {entry.name} {list(entry.shape)}")
 
 
-def check_dtypes(held: Mapping[str, TensorEntry], problems: Problems) -> None:
-    """Weights must be plain floating point; d2t and t2d are the only other tensors."""
+def check_dtypes(
+    held: Mapping[str, TensorEntry], problems: Problems, wanted: Container[str] = ()
+) -> None:
+    """Weights must be plain floating point, or FP8; d2t and t2d are the only other tensors.
+
+    wanted: names of tensors, among them those of the scales that FP8 weights need; drafts have none
+    """
     for name, entry in held.items():
         if problems.is_full:
             return
-        allowed, words = PACKED if _is_packed(name) else TABLES.get(name, WEIGHT)
-        if _is_quantised(name) or entry.dtype not in allowed:
+        allowed, words = _dtypes_of(name, wanted)
+        if name not in wanted and _is_quantised(name):
+            problems.add(f"{entry.where} is {entry.dtype}: {QUANTISED[_last(name)]}")
+        elif entry.dtype not in allowed:
             problems.add(f"{entry.where} is {entry.dtype}: {words}")
+
+
+def _dtypes_of(name: str, wanted: Container[str]) -> tuple[Container[str], str]:
+    """Give the dtypes that a tensor may have, and the words for them."""
+    if _is_packed(name):
+        return PACKED
+    if is_scale(name):
+        return SCALES
+    if scale_of(name) in wanted:
+        return CODES
+    return TABLES.get(name, PLAIN if name in wanted else WEIGHT)
 
 
 def file_names(held: Mapping[str, TensorEntry]) -> str:
@@ -167,4 +204,8 @@ def _is_packed(name: str) -> bool:
 
 
 def _is_quantised(name: str) -> bool:
-    return name.rpartition(".")[2] in QUANTISED
+    return _last(name) in QUANTISED
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]

@@ -15,7 +15,7 @@ from weights.fields import (
 from weights.files.guard import is_there
 from weights.files.header import FLOAT_DTYPES
 from weights.files.reader import Reader
-from weights.rename import TARGET_ROWS, Row
+from weights.rename import TARGET_ROWS, Row, rename
 from weights.report import Log
 
 CONFIG = "config.json"
@@ -42,7 +42,7 @@ def resolve_target(reader: Reader, log: Log) -> TargetConfig:
     num_layers = _num_layers(reader, fields)
     config = TargetConfig(
         model_type=_model_type(fields),
-        layers=read_layers(fields, family, num_layers, len(reader.entries), log),
+        layers=read_layers(fields, family, num_layers, len(reader.entries), log, _modules(reader)),
         vocab_size=vocab_size,
         max_position_embeddings=fields.get(int, "max_position_embeddings", length),
         has_tied_head=fields.get(bool, "tie_word_embeddings", False),
@@ -57,6 +57,13 @@ def resolve_target(reader: Reader, log: Log) -> TargetConfig:
     log.add("dtype", config.dtype, "embed_tokens.weight")
     problems.raise_if_fatal()
     return config
+
+
+def _modules(reader: Reader) -> dict[str, str]:
+    """Give the names of modules in files, by ours."""
+    held = rename(reader, target_rows(reader), Log())
+    pairs = ((name, entry.name) for name, entry in held.items() if name.endswith(".weight"))
+    return {ours.removesuffix(".weight"): theirs.removesuffix(".weight") for ours, theirs in pairs}
 
 
 def _num_layers(reader: Reader, fields: Fields) -> int:

@@ -1,7 +1,8 @@
 """What exactness costs: the shipped round or chunk against the fastest one, exact or not.
 
 The others take products from cuBLAS, whose sums change with the number of rows, rounded to the
-model's dtype as soon as they may be, and those of experts from torch's grouped ones; attention from
+model's dtype as soon as they may be, those of 8 bits from torch's _scaled_mm (use_fast_accum), and
+those of experts from torch's grouped ones; attention from
 the yardsticks; or both. A router's product stays ours: it has few columns. All are inside the
 same engine, whose other kernels stay what they are: whole captured rounds of requests that all have
 one length of context, and whole eager chunks, nothing composed from parts. Whatever the tokens are
@@ -22,12 +23,14 @@ from torch import Tensor
 from graphs.context import get_forward_context
 from specdec.bench.bench import MOST_CONTEXT, Bench
 from specdec.bench.expert_yardstick import grouped_experts
+from specdec.bench.fp8_yardstick import scaled_mm
 from specdec.bench.pair import EngineSpec, Pair, joined
 from specdec.bench.report import Row
 from specdec.bench.timing import Clock, time_rounds, tokens_needed
 from specdec.bench.yardsticks import Attend, Yardstick, first_line, yardsticks
 from specdec.kernels import jit, tl
 from specdec.kernels.backend import Backend, using
+from specdec.kernels.fp8.weight import Fp8, Fp8Rows
 from specdec.models.attention import AttentionMetadata
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import BLOCK_SIZE
@@ -37,6 +40,7 @@ Names = tuple[str, ...]  # what is exchanged
 SHIPPED: Names = ()
 OF_ROUNDS: Sequence[Names] = (("layers",), ("heads",), ("layers", "heads"))
 OF_CHUNKS: Sequence[Names] = (("layers",),)
+FP8_PRODUCTS = "fp8_linear", "fp8_split_linear", "fp8_gate_up"
 PROMPTS = (2048, 8192)
 BLOCK = 1024  # of silu_mul
 
@@ -196,6 +200,7 @@ def backend_of(names: Sequence[str], job: Job, device: torch.device) -> Backend:
         if name == "layers":
             products = cublas_linear, cublas_sums, cublas_gate_up
             chosen |= zip(("linear", "split_linear", "gate_up"), products, strict=True)
+            chosen |= zip(FP8_PRODUCTS, (scaled_linear, scaled_sums, scaled_gate_up), strict=True)
             chosen["experts"] = grouped_experts
         elif name == "heads":
             chosen["tile_maxima"] = cublas_tile_maxima
@@ -220,6 +225,23 @@ def cublas_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype, first: int 
 
 def cublas_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Tensor:
     return silu_mul(F.linear(x_TD, weight_XD, bias_X))
+
+
+def scaled_linear(x: Fp8Rows, weight: Fp8, bias_N: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Multiply by _scaled_mm with fast accumulation; of blocks it takes one scale a row."""
+    of_x, of_w = (each.scales[0] if each.is_block else each.scales for each in (x, weight))
+    scales = of_x[: len(x.codes_TK)], of_w
+    out_TN = scaled_mm(x.codes_TK, weight.codes_NK, *scales, dtype, use_fast_accum=True)
+    return out_TN if bias_N is None else out_TN + bias_N
+
+
+def scaled_sums(x: Fp8Rows, weight: Fp8, dtype: torch.dtype, first: int = 0) -> Tensor:
+    """Make all columns, rounded to 16 bits: `first` says which may be left out."""
+    return scaled_linear(x, weight, None, torch.bfloat16).to(dtype)[None]
+
+
+def scaled_gate_up(x: Fp8Rows, weight: Fp8, bias_X: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return silu_mul(scaled_linear(x, weight, bias_X, dtype))
 
 
 def silu_mul(gate_up_TX: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from specdec.cli.choices import TuneOptions
 from specdec.kernels.tables import user_file
-from specdec.kernels.tile_shapes import TABLE_DTYPES
+from specdec.kernels.tile_shapes import WIDE_DTYPES
 from specdec.kernels.tiles import choose_order, gpu_name, source_of
 from specdec.models.products import experts_of, products_of
 from specdec.start.device import experts_line, home_relative
@@ -74,8 +74,8 @@ def resolve_pair(target: str, draft: str | None, dtype: str) -> ResolvedPair:
     config = resolve_target(reader, Log())
     reader.problems.raise_if_any()
     name = config.dtype if dtype == "auto" else dtype
-    if name not in TABLE_DTYPES:
-        raise ValueError(f"dtype={name}: tiles are measured for {' and '.join(TABLE_DTYPES)} only")
+    if name not in WIDE_DTYPES:
+        raise ValueError(f"dtype={name}: tiles are measured for {' and '.join(WIDE_DTYPES)} only")
     eagle = None
     if draft is not None:
         reader = Reader(locate(draft, "draft"))

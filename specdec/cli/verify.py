@@ -50,6 +50,8 @@ QUESTIONS = (
     "A train travels 120 km in 1.5 hours. What is its average speed? Explain step by step.",
     "List five things to check before a long bicycle tour.",
 )
+# fields of the target's report that name forms, where they are no plain numbers
+FORMS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "expert_form")
 LEAST_AGREEMENT = 0.25  # at position 1; healthy heads reach three times as much
 CAUSES = (
     "the draft belongs to another target, or to another fine-tune of it",
@@ -187,9 +189,10 @@ def judge(agreement: Agreement) -> Verdict:
 
 
 def read_as(target: BindingReport, draft: BindingReport) -> dict[str, str]:
-    """Say how a target's experts were read, if it has any, and a draft's taps: both ways."""
+    """Say how a target's experts and forms were read, if any, and a draft's taps: both ways."""
     rows = {row.field: row.value for row in target.fields}
-    found = {}
+    forms = [f"{product} {rows[product]}" for product in FORMS if product in rows]
+    found = {"forms": ", ".join(forms)} if forms else {}
     if "num_experts" in rows:
         chosen = "{experts_per_token} of {num_experts} experts a row, each {expert_width} wide"
         where = "in {layers_with_experts} of {num_layers} layers"

@@ -27,6 +27,9 @@ class Backend:
     linear: Callable[..., Tensor] | None = None
     split_linear: Callable[..., Tensor] | None = None
     gate_up: Callable[..., Tensor] | None = None
+    fp8_linear: Callable[..., Tensor] | None = None
+    fp8_split_linear: Callable[..., Tensor] | None = None
+    fp8_gate_up: Callable[..., Tensor] | None = None
     tile_maxima: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     attend: Callable[[Tensor, Tensor, int, bool], None] | None = None
     experts: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None = None

@@ -20,45 +20,62 @@ from specdec.kernels import (
     num_multiprocessors,
     tl,
 )
+from specdec.kernels.fp8.promote import MOST_AT_ONCE, fp8_split_sums
+from specdec.kernels.fp8.weight import Scales, form_of
 from specdec.kernels.needed import need
-from specdec.kernels.persistent.launch import describe
+from specdec.kernels.persistent.launch import describe, describe_scales
 from specdec.kernels.persistent.results import bias_beside, gated
 from specdec.kernels.sum_order import add_now, split_blocks
-from specdec.kernels.tile_shapes import SHARED_MEMORY
+from specdec.kernels.tile_shapes import LEAST_SCALES, SHARED_MEMORY
 from specdec.kernels.tiles import Tiles, num_tiles, place_of, rows_to_read
 from specdec.kernels.warp_roles import make_barriers, make_ring
 
 ROWS = 16, 32, 64  # of a tile
-LEAST_BLOCK_K = 64  # what a swizzled tile has
-LEAST_RING = 256  # of K; with 192 of it 64 rows were slower than in the older kernels
+LEAST_ROW = 128  # bytes of a tile's row: what a swizzled tile has
+LEAST_RING = 512  # bytes of a row; with 384 of them 64 rows were slower than in the older kernels
 MOST_SUMS = 64  # registers of a thread
+MOST_SUMS_FP8 = 96  # with accumulators of 128 of K
 REGISTERS = 80  # of a thread on average; those that multiply get 136
 BARRIER_BYTES = 1024
 
 
 def has_few_rows(x_TK: Tensor, tiles: Tiles, is_gated: bool = False) -> bool:
     """Whether `launch_few_rows` serves a product; not those of passes that may not be needed."""
-    rows_of_w = tiles.block_n * (2 if is_gated else 1)
+    size = x_TK.element_size()
+    aligned = 16 // size
+    is_fp8 = size == 1
     return (
         is_hopper(x_TK.device)
-        and x_TK.element_size() == 2
-        and x_TK.shape[1] % 8 == x_TK.stride(0) % 8 == 0  # else linear.py says what is wrong
+        and size <= 2
+        and x_TK.shape[1] % aligned == x_TK.stride(0) % aligned == 0  # else linear.py complains
         and tiles.cuts == 0
         and not tiles.is_serial
         and tiles.block_m in ROWS
-        and tiles.block_k >= LEAST_BLOCK_K
-        and tiles.block_k * tiles.num_stages >= LEAST_RING
+        and tiles.block_k * size >= LEAST_ROW
+        and tiles.block_k * size * tiles.num_stages >= LEAST_RING
         and tiles.num_warps == 4
-        and rows_of_w * tiles.block_m * tiles.walked.bit_length() <= MOST_SUMS * 128
-        and _shared_bytes(tiles, is_gated) <= SHARED_MEMORY
+        and _sums(tiles, is_gated, is_fp8) <= (MOST_SUMS_FP8 if is_fp8 else MOST_SUMS)
+        and _shared_bytes(tiles, is_gated, size) <= SHARED_MEMORY
         and need()["needed_ptr"] is None
     )
 
 
-def _shared_bytes(tiles: Tiles, is_gated: bool) -> int:
-    """Count a program's shared memory: the ring, results on their way out, barriers."""
+def _sums(tiles: Tiles, is_gated: bool, is_fp8: bool) -> int:
+    """Count a thread's registers for sums and, of 8-bit products, accumulators."""
+    of_tile = tiles.block_n * tiles.block_m // 128
+    sums = of_tile * (2 if is_gated else 1)
+    parts = sums if of_tile <= MOST_AT_ONCE else of_tile
+    return sums * tiles.walked.bit_length() + (parts if is_fp8 else 0)
+
+
+def _shared_bytes(tiles: Tiles, is_gated: bool, size: int) -> int:
+    """Count a program's shared memory: the ring, results on their way out, barriers.
+
+    size: bytes of a number
+    """
     rows_of_w = tiles.block_n * (2 if is_gated else 1)
-    ring = (rows_of_w + tiles.block_m) * tiles.block_k * 2 * tiles.num_stages
+    row = tiles.block_k * size + (4 if size == 1 else 0)
+    ring = (rows_of_w + max(tiles.block_m, LEAST_SCALES)) * row * tiles.num_stages
     return ring + tiles.block_n * tiles.block_m * (2 if is_gated else 4) + BARRIER_BYTES
 
 
@@ -70,10 +87,12 @@ def launch_few_rows(
     tiles: Tiles,
     first: int = 0,
     is_gated: bool = False,
+    scales: Scales | None = None,
 ) -> None:
     """Write [T, N], or the parts [parts, T, N].
 
     is_gated: gate rows of W before up rows. first: columns before it are left out.
+    scales: of 8-bit x and W; None: they have 16 bits.
     No launch since the last synchronisation may write the weight.
     """
     T, K = x_TK.shape
@@ -83,13 +102,20 @@ def launch_few_rows(
     halves = weight_NK[:N], weight_NK[-N:]
     w_descs = (describe(half, tiles.block_n, tiles.block_k) for half in halves)
     bias = weight_NK if bias_N is None else bias_N
-    most = num_multiprocessors(x_TK.device) * (SHARED_MEMORY // _shared_bytes(tiles, is_gated))
+    size = x_TK.element_size()
+    most = num_multiprocessors(x_TK.device) * (
+        SHARED_MEMORY // _shared_bytes(tiles, is_gated, size)
+    )
     grid = (min(num_tiles(N - first, T, tiles), max(most // tiles.parts, 1)), tiles.parts)
-    flags: dict[str, int] = {"IS_GATED": is_gated, "HAS_BIAS": bias_N is not None}
-    flags |= {"SPLITS": tiles.splits, "WALKED": tiles.walked}
+    flags: dict[str, object] = {"IS_GATED": is_gated, "HAS_BIAS": bias_N is not None}
+    flags |= {"SPLITS": tiles.splits, "WALKED": tiles.walked, "FORM": form_of(scales)}
     options = {"num_warps": 4, "maxnreg": REGISTERS, "launch_pdl": True}
+    places = describe_scales(scales, bias, N, tiles.block_n, max(tiles.block_m, LEAST_SCALES))
     few_rows_kernel[grid](
-        out, x_desc, *w_descs, bias, T, N, K, first, **flags, STAGES=tiles.num_stages, **options
+        *(out, x_desc, *w_descs, bias, *places, T, N, K, first),
+        **flags,
+        STAGES=tiles.num_stages,
+        **options,
     )
 
 
@@ -100,6 +126,9 @@ def few_rows_kernel(
     w_desc,  # [N, K] in tiles [BLOCK_N, BLOCK_K]
     up_desc,  # the same
     bias_ptr,  # [N], or [2N] if gated
+    x_scales,  # channel: [T]; block: [K / 128, T] in tiles of one group; plain: anything
+    w_scales,  # channel: [N]; block: [K / 128, N] in tiles of one group
+    up_scales,  # the same
     T,
     N,
     K,
@@ -108,6 +137,7 @@ def few_rows_kernel(
     HAS_BIAS: gl.constexpr,
     SPLITS: gl.constexpr,
     WALKED: gl.constexpr,  # of the splits, by a program
+    FORM: gl.constexpr,  # as in fp8/promote.py
     STAGES: gl.constexpr,
 ):
     BLOCK_N: gl.constexpr = w_desc.block_type.shape[0]
@@ -116,15 +146,22 @@ def few_rows_kernel(
     w_ring = make_ring(w_desc, STAGES)
     x_ring = make_ring(x_desc, STAGES)
     up_ring = make_ring(up_desc, STAGES) if IS_GATED else w_ring
+    scales = (x_scales, w_scales, up_scales)
+    if FORM == "block":
+        up_scale_ring = make_ring(up_scales, STAGES) if IS_GATED else x_ring
+        scale_rings = (make_ring(x_scales, STAGES), make_ring(w_scales, STAGES), up_scale_ring)
+    else:
+        scale_rings = (x_ring, w_ring, up_ring)
     ready, empty = make_barriers(STAGES, 1)
     hopper.fence_async_shared()
-    ring = (w_ring, up_ring, x_ring, ready, empty)
-    outs = (out_ptr, bias_ptr)
+    ring = (w_ring, up_ring, x_ring, ready, empty, scale_rings)
+    outs = (out_ptr, bias_ptr, scales)
+    descs = (x_desc, w_desc, up_desc, scales)
     sizes = (T, N, split_blocks(K, w_desc.block_type.shape[1], SPLITS))
     gl.warp_specialize(
         [
-            (_multiply, (outs, ring, where, sizes, IS_GATED, HAS_BIAS, WALKED)),
-            (_copy, (x_desc, w_desc, up_desc, ring, where, sizes, IS_GATED, WALKED)),
+            (_multiply, (outs, ring, where, sizes, IS_GATED, HAS_BIAS, WALKED, FORM)),
+            (_copy, (descs, ring, where, sizes, IS_GATED, WALKED, FORM)),
         ],
         worker_num_warps=[1],
         worker_num_regs=[40],
@@ -147,7 +184,7 @@ def _count(where):
 
 @gluon_jit
 def _copy(
-    x_desc, w_desc, up_desc, ring, where, sizes, IS_GATED: gl.constexpr, WALKED: gl.constexpr
+    descs, ring, where, sizes, IS_GATED: gl.constexpr, WALKED: gl.constexpr, FORM: gl.constexpr
 ):
     """Fill the ring, in one warp, weights first."""
     STAGES: gl.constexpr = ring[0].shape[0]
@@ -159,49 +196,72 @@ def _copy(
     ahead = gl.minimum(blocks, STAGES)
     n0, m0 = _place(0, blocks, where, BLOCK_N, BLOCK_M)
     for i in range(ahead):
-        _copy_w(w_desc, up_desc, ring, n0, start + i * BLOCK_K, i, IS_GATED)
+        _copy_w(descs, ring, n0, start + i * BLOCK_K, i, IS_GATED, FORM)
     tl.extra.cuda.gdc_wait()
     for i in range(ahead):
-        _copy_x(x_desc, ring, m0, start + i * BLOCK_K, i)
+        _copy_x(descs, ring, m0, start + i * BLOCK_K, i, FORM)
     for i in range(ahead, blocks * _count(where)):
         n0, m0 = _place(i, blocks, where, BLOCK_N, BLOCK_M)
         at = i % STAGES
         k = start + i % blocks * BLOCK_K
         hopper.mbarrier.wait(ring[4].index(at), (i // STAGES + 1) & 1, pred=i >= STAGES)
-        _copy_w(w_desc, up_desc, ring, n0, k, at, IS_GATED)
-        _copy_x(x_desc, ring, m0, k, at)
+        _copy_w(descs, ring, n0, k, at, IS_GATED, FORM)
+        _copy_x(descs, ring, m0, k, at, FORM)
     tl.extra.cuda.gdc_launch_dependents()
 
 
 @gluon_jit
-def _copy_w(w_desc, up_desc, ring, n0, k, at, IS_GATED: gl.constexpr):
+def _copy_w(descs, ring, n0, k, at, IS_GATED: gl.constexpr, FORM: gl.constexpr):
     """Copy a stage's tiles of W; its barrier learns how much comes with that of x."""
-    w_ring, up_ring, x_ring, ready, _empty = ring
-    ROWS: gl.constexpr = w_ring.shape[1] * (2 if IS_GATED else 1) + x_ring.shape[1]
-    hopper.mbarrier.expect(ready.index(at), ROWS * w_ring.shape[2] * 2)
-    hopper.tma.async_copy_global_to_shared(w_desc, [n0, k], ready.index(at), w_ring.index(at))
+    _x_desc, w_desc, up_desc, scales = descs
+    w_ring, up_ring, x_ring, ready, _empty, scale_rings = ring
+    OF_W: gl.constexpr = w_ring.shape[1] * (2 if IS_GATED else 1)
+    ROW: gl.constexpr = w_ring.shape[2] * w_ring.dtype.primitive_bitwidth // 8
+    OF_SCALES: gl.constexpr = (OF_W + scale_rings[0].shape[2]) * 4 if FORM == "block" else 0
+    bar = ready.index(at)
+    hopper.mbarrier.expect(bar, (OF_W + x_ring.shape[1]) * ROW + OF_SCALES)
+    hopper.tma.async_copy_global_to_shared(w_desc, [n0, k], bar, w_ring.index(at))
     if IS_GATED:
-        hopper.tma.async_copy_global_to_shared(up_desc, [n0, k], ready.index(at), up_ring.index(at))
+        hopper.tma.async_copy_global_to_shared(up_desc, [n0, k], bar, up_ring.index(at))
+    if FORM == "block":
+        g = k // w_ring.shape[2]
+        hopper.tma.async_copy_global_to_shared(scales[1], [g, n0], bar, scale_rings[1].index(at))
+        if IS_GATED:
+            up_scales = scale_rings[2].index(at)
+            hopper.tma.async_copy_global_to_shared(scales[2], [g, n0], bar, up_scales)
 
 
 @gluon_jit
-def _copy_x(x_desc, ring, m0, k, at):
-    hopper.tma.async_copy_global_to_shared(x_desc, [m0, k], ring[3].index(at), ring[2].index(at))
+def _copy_x(descs, ring, m0, k, at, FORM: gl.constexpr):
+    bar = ring[3].index(at)
+    hopper.tma.async_copy_global_to_shared(descs[0], [m0, k], bar, ring[2].index(at))
+    if FORM == "block":
+        g = k // ring[2].shape[2]
+        x_scales = ring[5][0].index(at)
+        hopper.tma.async_copy_global_to_shared(descs[3][0], [g, m0], bar, x_scales)
 
 
 @gluon_jit
 def _multiply(
-    outs, ring, where, sizes, IS_GATED: gl.constexpr, HAS_BIAS: gl.constexpr, WALKED: gl.constexpr
+    outs,
+    ring,
+    where,
+    sizes,
+    IS_GATED: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    WALKED: gl.constexpr,
+    FORM: gl.constexpr,
 ):
     """Sum the tiles, in four warps, and write them. They have x, so all before it has ended."""
-    out_ptr, bias_ptr = outs
+    out_ptr, bias_ptr, scales = outs
     T, N, blocks = sizes
     BLOCK_N: gl.constexpr = ring[0].shape[1]
     BLOCK_M: gl.constexpr = ring[2].shape[1]
     for tile in range(_count(where)):
         first = tile * blocks * WALKED
         n0, m0 = _place(first, blocks * WALKED, where, BLOCK_N, BLOCK_M)
-        acc, up = _sums(ring, first, blocks, IS_GATED, WALKED)
+        place = (scales, m0, n0, T, N)
+        acc, up = _sums_of(ring, first, blocks, place, IS_GATED, FORM, WALKED, WALKED)
         if HAS_BIAS:
             acc += bias_beside(bias_ptr, n0, N, acc)
             if IS_GATED:
@@ -219,21 +279,35 @@ def _multiply(
 
 
 @gluon_jit
-def _sums(ring, first, blocks, IS_GATED: gl.constexpr, COUNT: gl.constexpr):
+def _sums_of(
+    ring,
+    first,
+    blocks,
+    place,
+    IS_GATED: gl.constexpr,
+    FORM: gl.constexpr,
+    WALKED: gl.constexpr,
+    COUNT: gl.constexpr,
+):
     """Sum some splits of a tile as sum_order.py does. first: block; blocks: of a split."""
     if COUNT == 1:
-        return _split_sums(ring, first, blocks, IS_GATED)
+        if FORM == "plain":
+            return _split_sums(ring, first, blocks, IS_GATED)
+        else:
+            return fp8_split_sums(ring, first, blocks, place, IS_GATED, FORM, WALKED)
     else:
         HALF: gl.constexpr = (COUNT + 1) // 2
-        low, _up = _sums(ring, first, blocks, IS_GATED, HALF)
-        high, _up = _sums(ring, first + HALF * blocks, blocks, IS_GATED, COUNT - HALF)
+        low, _up = _sums_of(ring, first, blocks, place, IS_GATED, FORM, WALKED, HALF)
+        after = first + HALF * blocks
+        REST: gl.constexpr = COUNT - HALF
+        high, _up = _sums_of(ring, after, blocks, place, IS_GATED, FORM, WALKED, REST)
         total = add_now(low, high)
         return total, total
 
 
 @gluon_jit
 def _split_sums(ring, first, blocks, IS_GATED: gl.constexpr):
-    w_ring, up_ring, x_ring, ready, empty = ring
+    w_ring, up_ring, x_ring, ready, empty, _scales = ring
     STAGES: gl.constexpr = w_ring.shape[0]
     BLOCK_N: gl.constexpr = w_ring.shape[1]
     BLOCK_M: gl.constexpr = x_ring.shape[1]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
+from specdec.kernels.fp8.quantise import row_width, store_codes
 from specdec.kernels.invariant import tree_sum
 from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import Sums
@@ -28,17 +29,34 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Returns [T, D] in x's dtype."""
     if not use_triton(x_TD):
         return rms_norm_ref(x_TD, weight_D, eps)
-    assert x_TD.stride(1) == 1, x_TD.stride()
-    T, D = x_TD.shape
-    out_TD = empty_rows(x_TD, T, D)
-    options = {"BLOCK_D": next_power_of_2(D), "num_warps": NORM_WARPS} | launch_options(x_TD)
-    _rms_norm_kernel[(T,)](out_TD, x_TD, weight_D, x_TD.stride(0), D, eps, **options)
+    out_TD = empty_rows(x_TD, *x_TD.shape)
+    launch_rms_norm(out_TD, None, x_TD, weight_D, eps)
     return out_TD
 
 
-@jit
+def launch_rms_norm(
+    out_TD: Tensor, scales: Tensor | None, x_TD: Tensor, weight_D: Tensor, eps: float
+) -> None:
+    """Write rows to `out_TD`, or with scales their codes, as fp8/quantise.py makes them."""
+    assert x_TD.stride(1) == 1, x_TD.stride()
+    T, D = x_TD.shape
+    options = _width(D, scales) | {"num_warps": NORM_WARPS} | launch_options(x_TD)
+    _rms_norm_kernel[(T,)](out_TD, x_TD, weight_D, x_TD.stride(0), D, eps, **options)
+
+
+def _width(D: int, scales: Tensor | None) -> dict[str, object]:
+    """Give the constants of a kernel for rows [T, D], or for their codes with these scales."""
+    if scales is None:
+        return {"BLOCK_D": next_power_of_2(D)}
+    is_block = scales.dim() == 2
+    stride = scales.stride(0) if is_block else 0
+    of_codes = {"scales_ptr": scales, "stride_scales": stride, "IS_BLOCK": is_block}
+    return {"BLOCK_D": row_width(D)} | of_codes
+
+
+@jit(varying=("stride_scales",))
 def _rms_norm_kernel(
-    out_ptr,  # [T, D]
+    out_ptr,  # [T, D], or its codes
     x_ptr,  # [T, D]
     w_ptr,  # [D]
     stride_x,
@@ -46,13 +64,20 @@ def _rms_norm_kernel(
     eps,
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
+    scales_ptr=None,  # of codes
+    stride_scales=0,  # from a group to the next
+    IS_BLOCK: tl.constexpr = False,
 ):
     begin(PDL)
     t = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     x = tl.load(x_ptr + t * stride_x + d, mask=d < D, other=0.0).to(tl.float32)
     w = tl.load(w_ptr + d, mask=d < D, other=0.0).to(tl.float32)
-    store_kept(out_ptr + t * D + d, normed(x, w, D, eps).to(out_ptr.dtype.element_ty), d < D)
+    y = normed(x, w, D, eps).to(x_ptr.dtype.element_ty)
+    if scales_ptr is None:
+        store_kept(out_ptr + t * D + d, y, d < D)
+    else:
+        store_codes(out_ptr, scales_ptr, y.to(tl.float32), t, 0, D, stride_scales, IS_BLOCK)
 
 
 @jit
@@ -78,16 +103,29 @@ def add_rms_norm(
     """
     if not use_triton(residual_TD):
         return add_rms_norm_ref(x, residual_TD, weight_D, eps, tap_TD)
+    out_TD = empty_rows(residual_TD, *x.parts_STN.shape[1:])
+    return out_TD, launch_add_rms_norm(out_TD, None, x, residual_TD, weight_D, eps, tap_TD)
+
+
+def launch_add_rms_norm(
+    out_TD: Tensor,
+    scales: Tensor | None,
+    x: Sums,
+    residual_TD: Tensor,
+    weight_D: Tensor,
+    eps: float,
+    tap_TD: Tensor | None,
+) -> Tensor:
+    """Write normed rows, or with scales their codes, to `out_TD`; returns the stream."""
     assert residual_TD.stride(1) == 1, residual_TD.stride()
     assert x.parts_STN.is_contiguous(), x.parts_STN.stride()
     _, T, D = x.parts_STN.shape
-    out_TD, stream_TD = empty_rows(residual_TD, T, D), empty_rows(residual_TD, T, D)
+    stream_TD = empty_rows(residual_TD, T, D)
     outs = (out_TD, stream_TD, stream_TD if tap_TD is None else tap_TD)
     bias = weight_D if x.bias_N is None else x.bias_N
     strides = (residual_TD.stride(0), 0 if tap_TD is None else tap_TD.stride(0))
     flags = {"HAS_BIAS": x.bias_N is not None, "HAS_TAP": tap_TD is not None}
-    options = {"BLOCK_D": next_power_of_2(D), "num_warps": NORM_WARPS}
-    options |= launch_options(residual_TD)
+    options = _width(D, scales) | {"num_warps": NORM_WARPS} | launch_options(residual_TD)
     _add_rms_norm_kernel[(T,)](
         *outs,
         *(x.parts_STN, bias, residual_TD, weight_D, *strides, T, D, eps),
@@ -96,7 +134,7 @@ def add_rms_norm(
         **options,
         **_terms(x),
     )
-    return out_TD, stream_TD
+    return stream_TD
 
 
 def _terms(x: Sums) -> dict[str, Tensor | int | None]:
@@ -108,9 +146,9 @@ def _terms(x: Sums) -> dict[str, Tensor | int | None]:
     return {"SPLITS": terms, "weights_ptr": weights_TS, "places_ptr": places_TS}
 
 
-@jit
+@jit(varying=("stride_scales",))
 def _add_rms_norm_kernel(
-    out_ptr,  # [T, D]
+    out_ptr,  # [T, D], or its codes
     stream_ptr,  # [T, D]
     tap_ptr,  # [T, D], with HAS_TAP
     parts_ptr,  # [SPLITS, T, D] float32, or rounded; more with places
@@ -130,6 +168,9 @@ def _add_rms_norm_kernel(
     weights_ptr=None,  # [T, SPLITS] float32, of experts
     FACTOR: tl.constexpr = 1.0,
     places_ptr=None,  # [T, SPLITS]
+    scales_ptr=None,  # of codes
+    stride_scales=0,  # from a group to the next
+    IS_BLOCK: tl.constexpr = False,
 ):
     let_the_next_start(PDL)
     t = tl.program_id(0).to(tl.int64)
@@ -139,7 +180,7 @@ def _add_rms_norm_kernel(
     at = residual_ptr + t * stride_residual + d
     residual = loaded_before(tl.load(at, mask=inside, other=0.0, cache_modifier=".cg"), PDL)
     wait_for_inputs(PDL)
-    dtype = out_ptr.dtype.element_ty
+    dtype = stream_ptr.dtype.element_ty
     x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS, weights_ptr, places_ptr)
     x = x.to(dtype).to(tl.float32)
     if FACTOR != 1.0:
@@ -148,7 +189,11 @@ def _add_rms_norm_kernel(
     store_kept(stream_ptr + t * D + d, stream, inside)
     if HAS_TAP:
         store_kept(tap_ptr + t * stride_tap + d, stream, inside)
-    store_kept(out_ptr + t * D + d, normed(stream.to(tl.float32), w, D, eps).to(dtype), inside)
+    y = normed(stream.to(tl.float32), w, D, eps).to(dtype)
+    if scales_ptr is None:
+        store_kept(out_ptr + t * D + d, y, inside)
+    else:
+        store_codes(out_ptr, scales_ptr, y.to(tl.float32), t, 0, D, stride_scales, IS_BLOCK)
 
 
 def add_rms_norm_ref(

@@ -10,16 +10,19 @@ from itertools import product as pairs
 
 from specdec.kernels.sum_order import Order
 from specdec.kernels.tile_shapes import (
+    FP8,
     PARALLEL_ROWS,
     PARTS,
+    ROW_BYTES,
     SHARED_MEMORY,
     THREE_GROUPS,
     Product,
     Shape,
     bytes_of,
     problem_of,
-    row_pieces,
+    rows_at_once,
     rows_of_w,
+    size_of,
 )
 
 FEW = (  # block_n, block_k, num_stages, num_warps; one tile holds all rows
@@ -51,6 +54,18 @@ MANY = (  # as MEDIUM
     *pairs((128,), (128,), (64,), (3, 4), (4, 8)),
     *pairs((128,), (128,), (128,), (3,), (4, 8)),
     *((128, 256, 64, 4, 8), (256, 128, 64, 4, 8)),
+)
+FEW_FP8 = (6, 8, 12, 16)  # num_stages; 64 rows of W and 128 of K, which spread a weight evenly
+WIDE_FP8 = (  # block_n, block_m, num_stages, num_warps; for more rows than FEW_FP8
+    *((64, 64, 6, 4), (64, 128, 4, 4), (64, 128, 6, 4)),
+    *((128, 64, 4, 8), (128, 64, 6, 8), (128, 128, 4, 8), (128, 128, 3, 8)),
+)
+PERSISTENT_FP8 = (  # as PERSISTENT
+    *((128, 64, stages, 1) for stages in (4, 6, 7)),
+    *((128, 96, stages, 1) for stages in (4, 6)),
+    *((128, 128, stages, cuts) for stages in (3, 4, 5) for cuts in (1, 2, 4)),
+    *((128, block_m, stages, 1) for block_m in (160, 192, 256) for stages in (3, 4, 5)),
+    *((THREE_GROUPS, block_m, stages, 1) for block_m in (64, 96, 128) for stages in (4, 5, 6)),
 )
 PERSISTENT = (  # on Hopper GPUs, for split and gate: block_n, block_m, num_stages and cuts
     *((128, 64, stages, 1) for stages in (5, 8)),
@@ -91,7 +106,9 @@ def rule_shape(product: Product, rows: int, order: Order, has_wgmma: bool = Fals
 
 def candidates(product: Product, rows: int, order: Order, has_wgmma: bool = False) -> list[Shape]:
     """List what may be fastest, at most 24, if it fits shared memory, and nearly registers."""
-    if rows > PARALLEL_ROWS:
+    if product.dtype == FP8:
+        shapes = _of_fp8(rows)
+    elif rows > PARALLEL_ROWS:
         shapes = [Shape(*numbers) for numbers in MANY]
     elif rows > 64:
         shapes = [Shape(n, m, *rest) for n, m, *rest in MEDIUM if rows % m == 0 or m == 128]
@@ -103,9 +120,15 @@ def candidates(product: Product, rows: int, order: Order, has_wgmma: bool = Fals
         s
         for s in shapes
         if problem_of(product, rows, s) is None
-        and _accumulators(product, s) <= MOST_SUMS[s.cuts != 0]
+        and sums_held(product, s) <= MOST_SUMS[s.cuts != 0]
         and suits(product, s, order)
     ]
+
+
+def _of_fp8(rows: int) -> list[Shape]:
+    if rows <= 64:
+        return [Shape(64, rows, ROW_BYTES, stages, 4) for stages in FEW_FP8]
+    return [Shape(n, m, ROW_BYTES, *rest) for n, m, *rest in WIDE_FP8]
 
 
 def suits(product: Product, shape: Shape, order: Order) -> bool:
@@ -116,12 +139,30 @@ def suits(product: Product, shape: Shape, order: Order) -> bool:
     if order.walked == 1:
         return is_filled
     most = MOST_WAITING[shape.block_n == THREE_GROUPS]
-    return is_filled and _accumulators(product, shape) * order.walked.bit_length() <= most
+    return is_filled and sums_held(product, shape, order.walked) <= most
+
+
+def sums_held(product: Product, shape: Shape, walked: int = 1) -> int:
+    """Count a thread's registers for sums, with those of splits that wait for their neighbours.
+
+    8-bit products have accumulators of 128 of K beside the sums: of one piece of the rows, and one
+    of gate and up rows, at a time; in the kernel with a program for each tile of all.
+    """
+    sums = _accumulators(product, shape)
+    held = sums * walked.bit_length()
+    if product.dtype != FP8:
+        return held
+    pieces = 2 if product.kind == "gate" else 1
+    rows = rows_at_once(product.dtype, shape.block_m)[0]
+    return held + (sums * rows // shape.block_m // pieces if shape.cuts else sums)
 
 
 def _persistent(product: Product, rows: int, order: Order) -> list[Shape]:
     """List the deepest ring that fits, tiles that the rows fill, and cuts that do anything."""
-    shapes = (Shape(n, m, 64, stages, 4, cuts) for n, m, stages, cuts in PERSISTENT)
+    is_fp8 = product.dtype == FP8
+    block_k = ROW_BYTES // size_of(product.dtype)
+    listed = PERSISTENT_FP8 if is_fp8 else PERSISTENT
+    shapes = (Shape(n, m, block_k, stages, 4, cuts) for n, m, stages, cuts in listed)
     fitting = [s for s in shapes if problem_of(product, rows, s) is None]
     deepest = {s[:2] + s[5:]: s for s in sorted(fitting, key=lambda s: s.num_stages)}.values()
     found = []
@@ -148,7 +189,7 @@ def clocks(product: Product, rows: int, order: Order, shape: Shape) -> float:
     K = product.K / parts
     height = rows_of_w(product.kind, shape)
     items = _num_items(product, rows, parts, shape)
-    busy = _busy(height, row_pieces(shape.block_m), K)
+    busy = _busy(product, height, shape.block_m, K)
     if not shape.cuts:
         programs = -(-items // MULTIPROCESSORS)
         steps = K / shape.block_k
@@ -159,7 +200,7 @@ def clocks(product: Product, rows: int, order: Order, shape: Shape) -> float:
     if items <= MULTIPROCESSORS:  # a first turn is never cut
         return busy + START
     num_whole, num_parts = _whole_and_parts(product, rows, parts, shape)
-    part = _busy(height, row_pieces(shape.block_m // shape.cuts), K) + START
+    part = _busy(product, height, shape.block_m // shape.cuts, K) + START
     turns = num_whole // MULTIPROCESSORS
     return turns * (busy + START) + -(-num_parts // MULTIPROCESSORS) * part
 
@@ -180,19 +221,22 @@ def _whole_and_parts(product: Product, rows: int, parts: int, shape: Shape) -> t
     return whole - left, left * cuts + of_w * (of_x % cuts)
 
 
-def _busy(height: int, columns: tuple[int, int], K: float) -> float:
+def _busy(product: Product, height: int, block_m: int, K: float) -> float:
     """Count clocks of one tile's loads or products, whichever is more."""
-    loads = (height + sum(columns)) * K * 2 / LOADED
-    # 64 x 16 of W against m columns take m / 2 clocks, or what reading both from shared memory does
-    instructions = height / 64 * K / 16
+    size = size_of(product.dtype)
+    loads = (height + block_m) * K * size / LOADED
+    # 64 x 32 bytes of W against m columns take m / 2 clocks, or what reading both from shared
+    # memory does; sums of 128 columns are added by others meanwhile
+    instructions = height / 64 * K * size / 32
+    columns = rows_at_once(product.dtype, block_m)
     dots = instructions * sum(max(m / 2, 16 + m / 4) for m in columns if m > 0) / TENSOR_RATE
     return max(loads, dots)
 
 
 def _resident(product: Product, shape: Shape) -> int:
     """Count programs that fit into a multiprocessor side by side."""
-    registers = shape.num_warps * 32 * (_accumulators(product, shape) + 70)
-    by_memory = SHARED_MEMORY // (bytes_of(product.kind, shape) + 2048)
+    registers = shape.num_warps * 32 * (sums_held(product, shape) + 70)
+    by_memory = SHARED_MEMORY // (bytes_of(product, shape) + 2048)
     return max(1, min(by_memory, REGISTERS // registers, 4))
 
 

@@ -19,6 +19,7 @@ from specdec.kernels.sum_order import Order, Whole, splits_of_part
 from specdec.kernels.tables import NONE, Entry, shipped_table, user_table
 from specdec.kernels.tile_rule import rule_parts, rule_shape, suits
 from specdec.kernels.tile_shapes import (
+    FP8,
     PARALLEL_ROWS,
     ROW_CLASSES,
     Kind,
@@ -120,7 +121,7 @@ def choose_order(product: Product, gpu: str, whole: Whole | None = None) -> Orde
     if product.kind != "split":
         return Order(1, 1)
     N, K = product.N, product.K
-    splits = splits_of_part(N, K, whole)
+    splits = splits_of_part(N, K, whole, product.dtype == FP8)
     if _has_columns(whole, K):
         return Order(splits, splits)
     entry = shipped_table().get(gpu, {}).get(product)

@@ -17,10 +17,13 @@ from specdec.models.layers import (
     MLP,
     Attention,
     Embedding,
+    Norm,
+    Quantised,
     Reader,
     RMSNorm,
     embedding,
     local_kind,
+    norm_before,
     reads_all,
     reads_share,
 )
@@ -43,15 +46,19 @@ class DecoderLayer(nn.Module):
         D, eps = kind.hidden_size, kind.rms_norm_eps
         self.kind = kind
         self.index = index
-        self.input_layernorm = RMSNorm(D, eps, reader)
+        forms = kind.forms
+        self.input_layernorm = norm_before(forms.qkv_proj, D, eps, reader)
         self.self_attn = Attention(kind, index, rope, D, exchange)
-        self.post_attention_layernorm = RMSNorm(D, eps, reads_share(exchange))
+        # a router reads plain rows; its layer's forms of an MLP are plain
+        self.post_attention_layernorm = norm_before(
+            forms.gate_up_proj, D, eps, reads_share(exchange)
+        )
         experts = local_kind(kind, exchange).experts
         self.mlp = MLP(kind, exchange) if experts is None else Experts(D, experts)
 
-    def forward(self, normed_TD: Tensor, stream_TD: Tensor) -> tuple[Sums, Tensor]:
+    def forward(self, normed: Tensor | Quantised, stream_TD: Tensor) -> tuple[Sums, Tensor]:
         """Take the entering stream and its norm to the last product and the stream to add it to."""
-        return self.finish(self.self_attn.store(normed_TD), stream_TD)
+        return self.finish(self.self_attn.store(normed), stream_TD)
 
     def finish(
         self, q_THC: Tensor, stream_TD: Tensor, rows_X: Tensor | None = None
@@ -60,9 +67,9 @@ class DecoderLayer(nn.Module):
         factor = self.kind.residual_multiplier
         sums, stream_XD = self.self_attn.finish(q_THC, stream_TD, rows_X)
         sums = sums._replace(factor=factor)
-        normed_XD, stream_XD = self.post_attention_layernorm.add(sums, stream_XD)
+        normed, stream_XD = self.post_attention_layernorm.add(sums, stream_XD)
         is_dense = isinstance(self.mlp, MLP)
-        sums = self.mlp(normed_XD) if is_dense else self.mlp(normed_XD, rows_X)
+        sums = self.mlp(normed) if is_dense else self.mlp(normed, rows_X)
         return sums._replace(factor=factor), stream_XD
 
 
@@ -112,15 +119,15 @@ class DecoderModel(nn.Module):
         stream_TD: Tensor = self.embed_tokens(input_ids_T)
         if self.embedding_factor != 1.0:
             stream_TD = stream_TD * self.embedding_factor
-        normed_TD: Tensor = self._first_norm[0](stream_TD)
+        normed: Tensor | Quantised = self._first_norm[0](stream_TD)
         embedding_tap_TD = self.tap(0, aux_out_TE)
         if embedding_tap_TD is not None:
             embedding_tap_TD.copy_(stream_TD)
         *path, (last, _) = self._path
         for layer, norm in path:
-            sums, stream_TD = layer(normed_TD, stream_TD)
-            normed_TD, stream_TD = norm.add(sums, stream_TD, self.tap(layer.index + 1, aux_out_TE))
-        return last.self_attn.store(normed_TD), stream_TD
+            sums, stream_TD = layer(normed, stream_TD)
+            normed, stream_TD = norm.add(sums, stream_TD, self.tap(layer.index + 1, aux_out_TE))
+        return last.self_attn.store(normed), stream_TD
 
     def finish(
         self,
@@ -137,6 +144,7 @@ class DecoderModel(nn.Module):
         tap_TD = None if aux_out_TE is None else self.tap(last.index + 1, aux_out_TE)
         sums, stream_XD = last.finish(q_THC, stream_TD, rows_X)
         normed_XD, _ = norm.add(sums, stream_XD, tap_TD)
+        assert isinstance(normed_XD, Tensor), "the head reads plain rows"
         return normed_XD
 
     @contextmanager
@@ -148,7 +156,7 @@ class DecoderModel(nn.Module):
         """
         path = self._path
         *before, last = path
-        kept: dict[tuple[LayerKind, bool], tuple[DecoderLayer, RMSNorm]] = {}
+        kept: dict[tuple[LayerKind, bool], tuple[DecoderLayer, Norm]] = {}
         for layer, norm in before:
             is_tapped = layer.index + 1 in self.columns
             kept.setdefault((layer.kind, is_tapped), (layer, norm))

@@ -14,10 +14,11 @@ from specdec.kernels.experts.mxfp4 import CODES, ROWS, SCALES
 from specdec.kernels.experts.route import route
 from specdec.kernels.experts.router import router_logits
 from specdec.kernels.experts.weight import Weight
+from specdec.kernels.fp8.weight import E4M3, num_groups
 from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
 from specdec.models.attention import cache_slots
-from specdec.models.layers import Linear
+from specdec.models.layers import Linear, parameter
 from weights.config import ExpertsConfig
 from weights.shard import WHOLE
 
@@ -81,7 +82,7 @@ class ExpertWeights(nn.Module):
         """Give them as they are to other kernels, which know neither biases nor other forms."""
         config = self._config
         if config.form != "plain" or config.has_biases or config.clamp is not None:
-            line = "MXFP4, biases of experts or a clamped SwiGLU: only specdec's kernels know them"
+            line = "packed experts, biases or a clamped SwiGLU: only specdec's kernels know them"
             raise RuntimeError(line)
         return self.gate_up_proj, self.down_proj
 
@@ -94,16 +95,15 @@ def _weight(
     num_rows: of each part
     """
     E, N = len(config.held), parts * num_rows
-    bias = _parameter(E, N) if config.has_biases else None
+    bias = parameter(E, N) if config.has_biases else None
     if config.form == "plain":
-        return _parameter(E, N, K), None, bias
+        return parameter(E, N, K), None, bias
+    if config.form != "mxfp4":
+        scales = (E, num_groups(K), N) if config.form == "fp8 block" else (E, N)
+        return parameter(E, N, K, dtype=E4M3), parameter(*scales, dtype=torch.float32), bias
     blocks = -(-K // CODES), parts * -(-num_rows // ROWS)
-    words = _parameter(E, *blocks, 128, 4, dtype=torch.int32)
-    return words, _parameter(E, -(-K // (32 * SCALES)), N, dtype=torch.int32), bias
-
-
-def _parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
-    return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
+    words = parameter(E, *blocks, 128, 4, dtype=torch.int32)
+    return words, parameter(E, -(-K // (32 * SCALES)), N, dtype=torch.int32), bias
 
 
 def _empty_choice(

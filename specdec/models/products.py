@@ -7,7 +7,7 @@ compares this with what they call. No table knows experts and their router: a ru
 import torch
 from torch import nn
 
-from specdec.kernels.tile_shapes import Kind, Product
+from specdec.kernels.tile_shapes import FP8, Kind, Product
 from specdec.models.decoder import DecoderModel
 from specdec.models.eagle import EagleModel
 from weights.config import EagleConfig, TargetConfig
@@ -27,7 +27,7 @@ def experts_of(target: TargetConfig) -> str | None:
 
 
 def products_of(target: TargetConfig, eagle: EagleConfig | None, dtype: str) -> list[Product]:
-    """List the products in the order of a pass; dtype: of the weights, "bfloat16"."""
+    """List the products in the order of a pass. dtype: of weights that are not FP8, "bfloat16"."""
     with torch.device("meta"):
         rope = torch.empty(0), torch.empty(0)
         models: list[nn.Module] = [DecoderModel(target, {each.rope: rope for each in target.kinds})]
@@ -38,5 +38,6 @@ def products_of(target: TargetConfig, eagle: EagleConfig | None, dtype: str) -> 
             *_, owner, tensor = name.split(".")
             if owner in KINDS and tensor == "weight":
                 N, K = weight.shape
-                found[Product(KINDS[owner], N, K, dtype)] = None
+                is_fp8 = weight.dtype == torch.float8_e4m3fn
+                found[Product(KINDS[owner], N, K, FP8 if is_fp8 else dtype)] = None
     return list(found)

@@ -63,7 +63,7 @@ def _problems(kind: LayerKind, size: int) -> Iterator[str]:
 def _losses(kind: LayerKind, size: int) -> Iterator[str]:
     """Say where a GPU would have a part of a split."""
     for name, N, K in _row_parallel(kind):
-        splits = splits_of(N, K)
+        splits = splits_of(N, K, kind.forms._asdict()[name] != "plain")
         if splits % size != 0:
             yield f"{name} has {splits} split{'s' * (splits > 1)}"
 

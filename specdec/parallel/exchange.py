@@ -90,6 +90,11 @@ class Exchange:
         self._gather(own.contiguous()[None], out)
         return out
 
+    def largest(self, own_T: Tensor) -> Tensor:
+        """Find the largest of all ranks' numbers, for each row."""
+        twice_T2 = torch.stack([own_T, own_T], 1)  # whole words, which GPUs write
+        return self.gather(twice_T2)[..., 0].amax(0)
+
     def launch_all_forms(self) -> None:
         """Launch every kernel that moves something, to compile them."""
         if self.boxes is not None:

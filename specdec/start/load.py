@@ -43,7 +43,13 @@ from specdec.start.runners import (
     phase,
     read_models,
 )
-from specdec.start.sizing import check_target, check_tokenizer, check_weights, largest_sizes
+from specdec.start.sizing import (
+    check_forms,
+    check_target,
+    check_tokenizer,
+    check_weights,
+    largest_sizes,
+)
 from specdec.start.speculation import Drafting, drafting_of
 from weights.config import EagleConfig, TargetConfig
 from weights.files.reader import Reader
@@ -149,6 +155,7 @@ def _check_target(found: Found, config: EngineConfig, device: torch.device) -> i
     if reader.problems.lines:
         return None
     check_target(found.target, target, config.max_model_len)
+    check_forms(target, device)
     largest_sizes(config, found.drafting, target, None)  # refuses a length early
     num_devices = config.tensor_parallel_size if device.type == "cuda" else 1
     memory = device_memory(device)

@@ -14,12 +14,14 @@ from specdec.requests.tokenizer import Tokenizer
 from specdec.requests.tokenizer_files import vocabulary_name
 from specdec.sizes import BLOCK_SIZE, MAX_STOP_IDS, MAX_TREE_REQUESTS, EngineSizes
 from specdec.start.speculation import Drafting
-from weights.config import EagleConfig, Heads, RopeConfig, TargetConfig
+from weights.config import BLOCK, EagleConfig, Heads, LayerKind, RopeConfig, TargetConfig
 from weights.errors import Problems, shown
-from weights.files.header import FLOAT_DTYPES
+from weights.files.header import FLOAT_DTYPES, TensorEntry
 from weights.files.reader import Reader
 
 GIB = 1 << 30
+FP8_CAPABILITY = 9, 0  # of GPUs whose tensor cores the kernels of FP8 know
+FP8_COLUMNS = 16  # rows of codes begin at multiples of 16 bytes
 MOST_NAMED = 3  # of the tokens outside the vocabulary
 MOST_PREFIXES = 4  # a prefix cache holds at most this many times what all state rows hold together
 
@@ -98,15 +100,9 @@ def check_weights(
 ) -> None:
     """Refuse weights that `memory` bytes of each device cannot hold, before the first is read.
 
-    dtype: that numbers are loaded in, not what is packed; None: as stored
+    dtype: that numbers are loaded in, not what has another form; None: as stored
     """
-    entries = reader.entries.values()
-    need = sum(each.num_bytes for each in entries)
-    if dtype is not None:
-        need = sum(
-            math.prod(each.shape) * dtype.itemsize if each.dtype in FLOAT_DTYPES else each.num_bytes
-            for each in entries
-        )
+    need = sum(_loaded_bytes(each, dtype) for each in reader.entries.values())
     if need >= memory * num_devices:
         how = "as stored" if dtype is None else f"in {str(dtype).removeprefix('torch.')}"
         has = "the device has" if num_devices == 1 else f"each of {num_devices} devices has"
@@ -114,6 +110,41 @@ def check_weights(
             f"{reader.directory}: the weights take {need / GIB:.2f} GiB {how}, {has} "
             f"{memory / GIB:.2f} GiB: give a device with more, or a smaller model"
         )
+
+
+def _loaded_bytes(entry: TensorEntry, dtype: torch.dtype | None) -> int:
+    """Count the bytes of a tensor in memory, where scales of blocks are one for each row."""
+    is_of_blocks = ".weight_scale" in entry.name and entry.shape[-1:] > (1,)
+    if is_of_blocks and len(entry.shape) == 2:
+        return math.prod(entry.shape) * BLOCK * torch.float32.itemsize
+    if dtype is not None and entry.dtype in FLOAT_DTYPES:
+        return math.prod(entry.shape) * dtype.itemsize
+    return entry.num_bytes
+
+
+def check_forms(target: TargetConfig, device: torch.device) -> None:
+    """Refuse FP8 on a GPU that cannot multiply it, or widths that kernels cannot read."""
+    kinds = [kind for kind in target.kinds if _is_fp8(kind)]
+    if device.type != "cuda" or not kinds:
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FP8_CAPABILITY:
+        found, needed = (".".join(map(str, each)) for each in (capability, FP8_CAPABILITY))
+        has = f"{torch.cuda.get_device_name(device)} has {found}"
+        raise ValueError(f"FP8 weights need a GPU of compute capability {needed}, {has}")
+    for kind in kinds:
+        width = kind.intermediate_size if kind.experts is None else kind.experts.width
+        widths = {"hidden_size": kind.hidden_size, "the width of an MLP": width}
+        widths["num_attention_heads * head_dim"] = kind.num_heads * kind.head_dim
+        for name, columns in widths.items():
+            if columns % FP8_COLUMNS:
+                need = f"a multiple of {FP8_COLUMNS} is needed for FP8 on a GPU"
+                raise ValueError(f"{name} is {columns}, {need}")
+
+
+def _is_fp8(kind: LayerKind) -> bool:
+    forms = {*kind.forms} if kind.experts is None else {*kind.forms, kind.experts.form}
+    return bool(forms & {"fp8 channel", "fp8 block"})
 
 
 def check_heads(role: str, heads: Heads, dtype: torch.dtype, device: torch.device) -> None:

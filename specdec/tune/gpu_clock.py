@@ -16,13 +16,21 @@ from graphs.cuda import CudaBackend
 from specdec.kernels import is_hopper, triton
 from specdec.kernels.best_token import launch_tile_maxima
 from specdec.kernels.compilations import compiling_ahead
+from specdec.kernels.fp8.products import (
+    launch_fp8_gate_up,
+    launch_fp8_linear,
+    launch_fp8_split_linear,
+)
+from specdec.kernels.fp8.weight import Fp8, Fp8Rows, scales_shape
 from specdec.kernels.gate_up import launch_gate_up
 from specdec.kernels.linear import launch_linear, launch_split_linear
 from specdec.kernels.tile_rule import measured_rows
-from specdec.kernels.tile_shapes import Product, rows_of_tiles
+from specdec.kernels.tile_shapes import FP8, Product, rows_of_tiles, size_of
 from specdec.kernels.tiles import Tiles
 from weights.bars import bar
 
+Matrix = Tensor | Fp8 | Fp8Rows
+OUT = torch.bfloat16  # of 8-bit products
 L2 = 64 << 20  # bytes of an H200's, rounded up
 MOST_COPIES = 32
 GRAPH_US = 200.0  # a graph this long hides its own launch
@@ -37,14 +45,18 @@ class Job(NamedTuple):
 
 
 class GpuClock:
-    """Times products. It keeps the weights of the last one."""
+    """Times products. It keeps the weights of the last one.
 
-    def __init__(self, device: torch.device) -> None:
+    is_block: the form of 8-bit products, which share tiles
+    """
+
+    def __init__(self, device: torch.device, is_block: bool = False) -> None:
         self.device = device
         self.has_wgmma = is_hopper(device)
+        self._is_block = is_block
         self._pool = CudaBackend(device).new_pool()
         self._product: Product | None = None
-        self._weights: list[Tensor] = []
+        self._weights: list[Matrix] = []
 
     def prepare(self, jobs: Iterable[Job]) -> None:
         """Compile all that `time` may be asked for; it leaves out what does not compile."""
@@ -54,19 +66,19 @@ class GpuClock:
                 part = unique[first : first + COMPILED_AT_ONCE]
                 with compiling_ahead(self.device, progress=False, may_fail=True):
                     for job in part:
-                        weight = self._empty(job.product.N, job.product.K, job.product)
+                        weight = self._weight_of(job.product)
                         _launch(job.product, self._rows_of(job), weight, job.tiles)
                 progress.update(len(part))
 
     def time(self, job: Job) -> float:
         """Median microseconds; infinite if these tiles do not run here."""
-        x_TK = self._rows_of(job).normal_()
+        x = self._rows_of(job, is_random=True)
         weights = self._weights_of(job.product)
 
-        def call(weight_NK: Tensor) -> object:
+        def call(weight: Matrix) -> object:
             if job.tiles is None:
-                return torch.mm(x_TK, weight_NK.t())
-            return _launch(job.product, x_TK, weight_NK, job.tiles)
+                return _by_cublas(x, weight)
+            return _launch(job.product, x, weight, job.tiles)
 
         try:
             call(weights[0])
@@ -78,7 +90,7 @@ class GpuClock:
         wanted = min(MOST_CALLS, max(1, round(GRAPH_US / least)))
         return self._time_graph(call, weights * max(1, wanted // len(weights)))
 
-    def _time_graph(self, call: Callable[[Tensor], object], weights: list[Tensor]) -> float:
+    def _time_graph(self, call: Callable[[Matrix], object], weights: list[Matrix]) -> float:
         with self._pool.session(self, collect=False) as session:
             session.begin()
             for weight in weights:
@@ -90,39 +102,75 @@ class GpuClock:
         graph.reset()
         return float(total) * 1e3 / len(weights)
 
-    def _weights_of(self, product: Product) -> list[Tensor]:
+    def _weights_of(self, product: Product) -> list[Matrix]:
         if product != self._product:
             self._weights.clear()
-            copies = min(MOST_COPIES, -(-3 * L2 // (product.N * product.K * 2)))
-            for _ in range(copies):
-                self._weights.append(self._empty(product.N, product.K, product).normal_())
+            size = product.N * product.K * size_of(product.dtype)
+            for _ in range(min(MOST_COPIES, -(-3 * L2 // size))):
+                self._weights.append(self._weight_of(product, is_random=True))
             self._product = product
         return self._weights
 
-    def _rows_of(self, job: Job) -> Tensor:
+    def _rows_of(self, job: Job, is_random: bool = False) -> Matrix:
         """Make rows, with further rows after them as in a model."""
-        rows = measured_rows(job.rows)
-        return self._empty(rows_of_tiles(rows), job.product.K, job.product)[:rows]
+        rows, K = measured_rows(job.rows), job.product.K
+        x_TK = self._matrix(rows_of_tiles(rows), K, job.product, is_random)[:rows]
+        if job.product.dtype != FP8:
+            return x_TK
+        shape = scales_shape(rows, K, self._is_block)
+        return Fp8Rows(x_TK, torch.ones(shape, device=self.device))
 
-    def _empty(self, rows: int, columns: int, product: Product) -> Tensor:
+    def _weight_of(self, product: Product, is_random: bool = False) -> Matrix:
+        N, K = product.N, product.K
+        weight_NK = self._matrix(N, K, product, is_random)
+        if product.dtype != FP8:
+            return weight_NK
+        shape = (scales_shape(N, K, True)[0], N) if self._is_block else (N,)
+        return Fp8(weight_NK, torch.ones(shape, device=self.device), is_shared=self._is_block)
+
+    def _matrix(self, rows: int, columns: int, product: Product, is_random: bool) -> Tensor:
         dtype = getattr(torch, product.dtype)
-        return torch.empty(rows, columns, dtype=dtype, device=self.device)
+        if not is_random:
+            return torch.empty(rows, columns, dtype=dtype, device=self.device)
+        wide = torch.bfloat16 if product.dtype == FP8 else dtype
+        return torch.randn(rows, columns, dtype=wide, device=self.device).to(dtype)
 
 
-def _launch(product: Product, x_TK: Tensor, weight_NK: Tensor, tiles: Tiles | None) -> object:
+def _launch(product: Product, x: Matrix, weight: Matrix, tiles: Tiles | None) -> object:
     """Launch the kernel that a model runs for this product, with tiles of our choice."""
+    if isinstance(x, Fp8Rows) and isinstance(weight, Fp8):
+        if product.kind == "gate":
+            return launch_fp8_gate_up(x, weight, None, OUT, tiles)
+        if product.kind == "split":
+            return launch_fp8_split_linear(x, weight, OUT, tiles=tiles)
+        return launch_fp8_linear(x, weight, None, OUT, tiles)
+    assert isinstance(x, Tensor)
+    assert isinstance(weight, Tensor)
     if product.kind == "gate":
-        return launch_gate_up(x_TK, weight_NK, None, tiles)
+        return launch_gate_up(x, weight, None, tiles)
     if _is_head(product):
-        return launch_tile_maxima(x_TK, weight_NK, tiles=tiles)
+        return launch_tile_maxima(x, weight, tiles=tiles)
     if product.kind == "split":
-        return launch_split_linear(x_TK, weight_NK, x_TK.dtype, tiles=tiles)
-    return launch_linear(x_TK, weight_NK, None, x_TK.dtype, tiles)
+        return launch_split_linear(x, weight, x.dtype, tiles=tiles)
+    return launch_linear(x, weight, None, x.dtype, tiles)
+
+
+def _by_cublas(x: Matrix, weight: Matrix) -> Tensor:
+    """Multiply as torch does: 8-bit numbers with a scale a row, and its fast accumulation."""
+    if isinstance(x, Fp8Rows) and isinstance(weight, Fp8):
+        codes = x.codes_TK, weight.codes_NK.t()
+        of_x, of_w = (each.scales[0] if each.is_block else each.scales for each in (x, weight))
+        scales = of_x[: len(x.codes_TK), None], of_w[None]
+        return torch._scaled_mm(*codes, *scales, out_dtype=OUT, use_fast_accum=True)
+    assert isinstance(x, Tensor)
+    assert isinstance(weight, Tensor)
+    return torch.mm(x, weight.t())
 
 
 def _is_head(product: Product) -> bool:
     """Whether the weight is a vocabulary's, which best_token reads with a whole product's tiles."""
-    return product.kind == "whole" and product.N > 4 * product.K
+    is_wide = product.dtype != FP8
+    return is_wide and product.kind == "whole" and product.N > 4 * product.K
 
 
 def _binary(job: Job) -> tuple[object, ...]:
@@ -135,4 +183,5 @@ def _binary(job: Job) -> tuple[object, ...]:
 def _least_microseconds(job: Job) -> float:
     """Bound the time by what the memory or the tensor cores of an H200 need at least."""
     weight = job.product.N * job.product.K
-    return max(weight * 2 / 4.5e6, weight * 2 * measured_rows(job.rows) / 7e8)
+    size = size_of(job.product.dtype)
+    return max(weight * size / 4.5e6, weight * size * measured_rows(job.rows) / 7e8)

@@ -46,7 +46,10 @@ GPT_OSS = {
         **{"beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 64},
     },
 }
-OTHERS = {"gpt_oss": ("GptOss", GPT_OSS)}  # targets that have tests of their own
+OTHERS = {  # targets that have tests of their own
+    "gpt_oss": ("GptOss", GPT_OSS),
+    **{"llama": ("Llama", {}), "qwen3": ("Qwen3", {}), "qwen3_moe": ("Qwen3Moe", {})},
+}
 SPREADS = {"sinks": 1.5, "norm": 0.15, "embed": 0.15, "head": 0.3}  # of parameters, by name
 
 

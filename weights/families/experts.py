@@ -1,6 +1,6 @@
 """The experts of a target: how many, who has them, and what the router's weights add up to."""
 
-from weights.config import Clamp, ExpertsConfig, Form
+from weights.config import Clamp, ExpertsConfig
 from weights.families.family import ExpertsRow
 from weights.fields import Fields
 from weights.report import Log
@@ -11,7 +11,7 @@ BLOCK = 32  # columns of an MXFP4 weight that share a scale
 TENSORS = 3  # of an expert whose files have it apart from others
 
 
-def read_experts(fields: Fields, row: ExpertsRow, form: Form, log: Log) -> ExpertsConfig:
+def read_experts(fields: Fields, row: ExpertsRow, log: Log) -> ExpertsConfig:
     """Read what all layers of experts have in common."""
     switch = row.renormalise
     experts = ExpertsConfig(
@@ -23,7 +23,6 @@ def read_experts(fields: Fields, row: ExpertsRow, form: Form, log: Log) -> Exper
         is_turned=row.is_turned,
         has_biases=row.has_biases,
         clamp=_read_clamp(fields, row.clamp, log),
-        form=form,
     )
     if experts.per_token > experts.num:
         what = f"num_experts_per_tok is {experts.per_token}, and there are {experts.num} experts"

@@ -45,7 +45,7 @@ class Family:
     window_switch: str | None = None  # the key that turns the window on
     window_start: str | None = None  # the key of the first layer that has one; None: all have
     sliding: tuple[bool, ...] = ()  # which layers have it, by turns, where layer_types is not there
-    forms: tuple[Form, ...] = ("plain",)
+    forms: tuple[Form, ...] = ("fp8 channel", "fp8 block")  # that weights may have, beside "plain"
     has_multipliers: bool = False  # of embeddings, scores, residuals and logits
     names_boundaries: bool = False  # so do its heads, in every format (draft/resolve.py)
     experts: ExpertsRow | None = None

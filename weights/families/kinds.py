@@ -1,28 +1,36 @@
 """The layers of a target, from its config.json and the row of its family."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from weights.config import LayerKind
-from weights.families.experts import check_blocks, check_count, have_experts, read_experts
+from weights.families.experts import check_count, have_experts, read_experts
 from weights.families.family import Family
-from weights.families.form import read_form
 from weights.families.windows import read_windows
 from weights.fields import Fields, check_layer
+from weights.quantisation import with_forms
 from weights.report import Log
 from weights.rope import read_rope, rope_source
 
 
 def read_layers(
-    fields: Fields, family: Family, num_layers: int, num_tensors: int, log: Log
+    fields: Fields,
+    family: Family,
+    num_layers: int,
+    num_tensors: int,
+    log: Log,
+    names: Mapping[str, str],
 ) -> tuple[LayerKind, ...]:
     """Read the kind of each layer; those that are alike share it.
 
     num_tensors: in the files; more experts than these are not even named
+    names:       of modules in files, by ours; see with_forms
     """
     kinds = _read_kinds(fields, family, num_layers, num_tensors, log)
     each = tuple(zip(kinds, read_windows(fields, family, num_layers, log), strict=True))
     shared = {(kind, window): dataclasses.replace(kind, window=window) for kind, window in each}
-    return tuple(shared[pair] for pair in each)
+    layers = tuple(shared[pair] for pair in each)
+    return layers if fields.problems.is_fatal else with_forms(layers, fields, family, names, log)
 
 
 def _read_kinds(
@@ -30,15 +38,12 @@ def _read_kinds(
 ) -> tuple[LayerKind, ...]:
     """Read all but their windows."""
     row = family.experts
-    form = read_form(fields, family, log)
     if row is None:
         return (_read_kind(fields, family, log, is_dense=True),) * num_layers
     is_sparse = have_experts(fields, row, num_layers, log)
     base = _read_kind(fields, family, log, is_dense=not all(is_sparse))
-    experts = read_experts(fields, row, form, log)
+    experts = read_experts(fields, row, log)
     check_count(fields, experts, sum(is_sparse), num_tensors)
-    if form == "mxfp4":
-        check_blocks(fields, base.hidden_size, row.width, experts.width)
     sparse = dataclasses.replace(base, intermediate_size=0, experts=experts)
     return tuple(sparse if each else base for each in is_sparse)
 

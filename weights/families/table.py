@@ -87,9 +87,9 @@ FAMILIES = {
         has_window=True,
         names=(
             Row(r"\.block_sparse_moe\.", ".mlp.", MIXTRAL),
-            Row(r"\.w1\.weight$", ".gate_proj.weight", MIXTRAL),
-            Row(r"\.w3\.weight$", ".up_proj.weight", MIXTRAL),
-            Row(r"\.w2\.weight$", ".down_proj.weight", MIXTRAL),
+            Row(r"\.w1\.weight", ".gate_proj.weight", MIXTRAL),
+            Row(r"\.w3\.weight", ".up_proj.weight", MIXTRAL),
+            Row(r"\.w2\.weight", ".down_proj.weight", MIXTRAL),
         ),
         experts=ExpertsRow(num=8, per_token=2, width="intermediate_size"),
     ),
@@ -99,6 +99,7 @@ FAMILIES = {
         qkv_bias="attention_bias",
         o_bias="attention_bias",
         has_multipliers=True,
+        forms=(),
         names=(
             Row(r"\.block_sparse_moe\.router\.layer\.", ".mlp.gate.", GRANITE),
             Row(r"\.block_sparse_moe\.input_linear\.weight$", ".mlp.experts.gate_up_proj", GRANITE),
@@ -124,7 +125,7 @@ FAMILIES = {
         has_window=True,
         sliding_window=128,
         sliding=(True, False),
-        forms=("plain", "mxfp4"),
+        forms=("mxfp4",),
         names_boundaries=True,
         names=(
             Row(r"\.mlp\.router\.", ".mlp.gate.", GPT_OSS),

@@ -24,14 +24,15 @@ MAX_RANK = 64  # torch's limit
 
 # the header's word -> torch's
 FLOAT_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+CODE_DTYPES = {"F8_E4M3": "float8_e4m3fn"}  # of numbers that have scales
 INTEGER_DTYPES = {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8"}
 TORCH_DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, dtype)
-    for name, dtype in (FLOAT_DTYPES | INTEGER_DTYPES | {"BOOL": "bool"}).items()
+    for name, dtype in (FLOAT_DTYPES | CODE_DTYPES | INTEGER_DTYPES | {"BOOL": "bool"}).items()
 }
 DTYPE_BITS = {
     **{name: 8 * dtype.itemsize for name, dtype in TORCH_DTYPES.items()},
-    **dict.fromkeys(("F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
     **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U16": 16, "U32": 32, "U64": 64, "C64": 64},
 }
 

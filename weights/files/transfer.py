@@ -1,7 +1,8 @@
 """Bytes to tensors: read, and cast to one dtype.
 
 The arranged tensors (arrange.py) are allocated first, then filled piece by piece; a tensor whose
-elements change places is there twice for a moment. What a GPU takes as it is stored goes through
+elements change places is there twice for a moment. Scales of FP8 weights, small and many, are
+arranged on the host. What a GPU takes as it is stored goes through
 pinned memory: threads read chunks into buffers that take turns, and
 the GPU copies. From pageable memory the
 driver copies one piece after another, however many threads ask: 16 GB take 1.6 s with 1 to 16
@@ -23,6 +24,7 @@ from weights.bars import bar
 from weights.files.header import TORCH_DTYPES, TensorEntry
 from weights.files.part import Part
 from weights.files.reader import Reader, as_bytes
+from weights.fp8 import check, fill, is_scale, weight_of
 from weights.report import Log
 from weights.shapes import Shapes
 
@@ -58,7 +60,7 @@ def read_tensors(
         jobs: list[CopyJob] = []
         for name, place in places.items():
             key, part = held[name].name, parts.get(name)
-            if name in plan.moves:
+            if name in plan.moves or is_scale(name):
                 continue
             if place.is_cuda and place.dtype == reader.dtype(key):
                 jobs.append(CopyJob(reader, key, 0, as_bytes(place), part))
@@ -72,6 +74,8 @@ def read_tensors(
             for first in range(0, len(stored), SOME):
                 places[name][first : first + SOME] = move.run(stored[first : first + SOME])
             shown.update(sizes[name])
+        _read_scales(reader, plan, tensors, held, parts)
+        shown.update(sum(size for name, size in sizes.items() if is_scale(name)))
     _note_casts(wanted, held, plan, dtype, log)
     return tensors
 
@@ -86,6 +90,27 @@ def _read(reader: Reader, key: str, device: torch.device | str, part: Part | Non
     for _ in copy_all([CopyJob(reader, key, 0, as_bytes(stored), part)], torch.device(device)):
         pass
     return stored
+
+
+def _read_scales(
+    reader: Reader,
+    plan: Arrangement,
+    tensors: dict[str, Tensor],
+    held: dict[str, TensorEntry],
+    parts: Mapping[str, Part],
+) -> None:
+    """Fill the scales of FP8 weights; those that are no positive numbers are problems."""
+    names = [name for name in plan.places if is_scale(name)]
+    wholes = dict.fromkeys(plan.places[name].whole for name in names)
+    on_host = {whole: torch.empty(plan.shapes[whole]) for whole in wholes}
+    places = plan.pieces(tensors | on_host)
+    for name in names:
+        entry = held[name]
+        stored = reader.read(entry.name)
+        check(stored, entry.where, reader.problems)
+        fill(places[name], stored, parts.get(weight_of(name)))
+    for whole, filled in on_host.items():
+        tensors[whole].copy_(filled)
 
 
 def _note_casts(

@@ -17,6 +17,8 @@ from specdec.kernels.experts.group import group_ref
 from specdec.kernels.experts.mxfp4 import dequantised_ref
 from specdec.kernels.experts.products import launch_expert_parts
 from specdec.kernels.experts.weight import Weight
+from specdec.kernels.fp8.quantise import quantise_ref
+from specdec.kernels.fp8.weight import E4M3, GROUP, num_groups
 from specdec.kernels.invariant import ALIGN, ROWS, blocked_exp
 from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
@@ -87,15 +89,44 @@ def _products(x_MRK: Tensor, weight: Weight, expert_M: Tensor, parts: int) -> Te
 
     parts: of the weight's rows, where it is packed
     """
-    N, K = weight.num_rows, x_MRK.shape[2]
-    x_MRK = F.pad(x_MRK.float(), (0, -K % ALIGN))
-    found = []
-    for x_BRK, expert_B in zip(x_MRK.split(BLOCKS), expert_M.split(BLOCKS), strict=True):
-        weight_BNK = _of_experts(weight, expert_B, parts)[..., :K]
-        weight_BNK = F.pad(weight_BNK, (0, -K % ALIGN, 0, -N % ALIGN))
-        found.append(torch.bmm(x_BRK, weight_BNK.transpose(1, 2))[..., :N])
+    product = _fp8_product if weight.form == "fp8" else _product
+    found = [
+        product(x_BRK, weight, expert_B, parts)
+        for x_BRK, expert_B in zip(x_MRK.split(BLOCKS), expert_M.split(BLOCKS), strict=True)
+    ]
     y_MRN = torch.cat(found)
     return y_MRN if weight.bias_EN is None else y_MRN + weight.bias_EN.float()[expert_M][:, None]
+
+
+def _product(x_BRK: Tensor, weight: Weight, expert_B: Tensor, parts: int) -> Tensor:
+    N, K = weight.num_rows, x_BRK.shape[2]
+    weight_BNK = _of_experts(weight, expert_B, parts)[..., :K]
+    weight_BNK = F.pad(weight_BNK, (0, -K % ALIGN, 0, -N % ALIGN))
+    x_BRK = F.pad(x_BRK.float(), (0, -K % ALIGN))
+    return torch.bmm(x_BRK, weight_BNK.transpose(1, 2))[..., :N]
+
+
+def _fp8_product(x_BRK: Tensor, weight: Weight, expert_B: Tensor, _parts: int) -> Tensor:
+    """Quantise the rows, and sum as fp8/ does: each 128 of K by itself at first."""
+    assert weight.scales is not None
+    (B, R, K), N = x_BRK.shape, weight.num_rows
+    codes_XK, scales = quantise_ref(x_BRK.flatten(0, 1), weight.is_block)
+    codes_BRK = codes_XK.float().view(B, R, K)
+    data_BNK = weight.data.view(torch.uint8).index_select(0, expert_B).view(E4M3).float()
+    of_w = weight.scales.index_select(0, expert_B)
+    total_BRN = x_BRK.new_zeros(B, R, N, dtype=torch.float32)
+    for g in range(num_groups(K)):
+        columns = slice(g * GROUP, (g + 1) * GROUP)
+        x, w = codes_BRK[..., columns], data_BNK[..., columns]
+        x, w = F.pad(x, (0, -K % ALIGN)), F.pad(w, (0, -K % ALIGN, 0, -N % ALIGN))
+        part_BRN = torch.bmm(x, w.transpose(1, 2))[..., :N]
+        if weight.is_block:
+            of_x = scales[g, : B * R].view(B, R, 1)
+            part_BRN = part_BRN * (of_w[:, g, None] * of_x)
+        total_BRN = total_BRN + part_BRN
+    if weight.is_block:
+        return total_BRN
+    return total_BRN * scales.view(B, R, 1) * of_w[:, None]
 
 
 def _of_experts(weight: Weight, expert_B: Tensor, parts: int) -> Tensor:

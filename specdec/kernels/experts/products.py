@@ -11,10 +11,21 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from specdec.kernels import INTERPRET, jit, launch_options, next_power_of_2, tl
+from specdec.kernels.experts.fp8 import fp8_sums
 from specdec.kernels.experts.group import group
 from specdec.kernels.experts.mxfp4 import ROWS, ROWS_OF_WORDS, WORDS, finished, load_packed
+from specdec.kernels.experts.pairs import (
+    columns_of,
+    ids_of_rows,
+    nth_expert,
+    of_tile,
+    pairs_at,
+    pairs_of_rows,
+    rows_at,
+)
 from specdec.kernels.experts.tiles import COMPUTING_ROWS, ExpertTiles, expert_tiles
 from specdec.kernels.experts.weight import Weight
+from specdec.kernels.fp8.quantise import launch_quantise
 from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import describe
 from specdec.kernels.needed import need
@@ -37,39 +48,49 @@ def launch_expert_parts(
     assert x_TD.stride(1) == 1, x_TD.stride()
     assert ids_TS.is_contiguous(), ids_TS.stride()
     if tiles is None:
-        tiles = expert_tiles(T, k, E, D, I, x_TD.dtype, gate_up.is_packed)
+        tiles = expert_tiles(T, k, E, D, I, x_TD.dtype, gate_up.form)
     assert tiles.is_sorted or tiles.gate_up.block_m >= T, (T, tiles)
     pairs = group(ids_TS, E, tiles.gate_up.block_m) if tiles.is_sorted else (ids_TS, None)
     h_PI, y_STD = x_TD.new_empty(T * k, I), x_TD.new_empty(k, T, D)
     limit, alpha = (None, None) if clamp is None else clamp
     activation = {"IS_GATED": True, "LIMIT": limit, "ALPHA": alpha}
-    _launch(h_PI, x_TD, gate_up, pairs, ids_TS, tiles.gate_up, activation)
-    _launch(y_STD, h_PI, down, pairs, ids_TS, tiles.down, {"IS_GATED": False})
+    _launch(h_PI, _rows(x_TD, gate_up), gate_up, pairs, ids_TS, tiles.gate_up, activation)
+    is_gated = {"IS_GATED": False}
+    _launch(y_STD, _rows(h_PI, down), down, pairs, ids_TS, tiles.down, is_gated)
     return y_STD
+
+
+def _rows(x_XK: Tensor, weight: Weight) -> tuple[Tensor, Tensor | None]:
+    """Quantise rows for a weight of 8 bits; the others have no scales."""
+    return launch_quantise(x_XK, weight.is_block) if weight.form == "fp8" else (x_XK, None)
 
 
 def _launch(
     out: Tensor,
-    x_XK: Tensor,
+    x: tuple[Tensor, Tensor | None],
     weight: Weight,
     pairs: tuple[Tensor, Tensor | None],
     ids_TS: Tensor,
     shape: Shape,
     activation: Mapping[str, object],
 ) -> None:
-    """x: rows, or where nothing is gated pairs. pairs: `Groups`, or the ids alone."""
+    """x: rows, or where nothing is gated pairs, and scales. pairs: `Groups`, or the ids alone."""
+    x_XK, x_scales = x
     (T, k), K = ids_TS.shape, x_XK.shape[1]
     E, N = weight.num_experts, out.shape[-1]
     pair_P, tiles_M3 = pairs
     has_tiles = tiles_M3 is not None
     num_tiles = min(E, T * k) if tiles_M3 is None else len(tiles_M3)
-    form: dict[str, object] = {"scales_ptr": weight.scales, "IS_COMPILED": not INTERPRET}
-    if weight.scales is None:
-        w, form = describe(weight.data.flatten(0, 1), shape.block_n, shape.block_k), {}
-    else:
+    form: dict[str, object] = {"scales_ptr": weight.scales, "bias_ptr": weight.bias_EN}
+    if weight.form == "packed":
         rows = shape.block_n // ROWS * ROWS_OF_WORDS * (2 if activation["IS_GATED"] else 1)
         w = describe(weight.data.view(-1, WORDS), rows, WORDS)
-    form["bias_ptr"] = weight.bias_EN
+        form["IS_COMPILED"] = not INTERPRET
+    else:
+        w = describe(weight.data.flatten(0, 1), shape.block_n, shape.block_k)
+    if x_scales is not None:
+        stride = x_scales.stride(0) if weight.is_block else 0
+        form |= {"x_scales_ptr": x_scales, "stride_scales": stride, "IS_BLOCK": weight.is_block}
     flags = {"HAS_TILES": has_tiles, "IS_WHOLE": K % shape.block_k == 0}
     flags["IS_KEPT"] = shape.block_m < COMPUTING_ROWS
     block_m, tail = row_pieces(shape.block_m)
@@ -85,7 +106,7 @@ def _launch(
     )
 
 
-@jit(varying=("num_tiles", "T"))
+@jit(varying=("num_tiles", "T", "stride_scales"))
 def _expert_kernel(
     out_ptr,  # gated: [P, N]; else [SLOTS, T, N]
     x_ptr,  # gated: [T, K]; else [P, K]
@@ -114,8 +135,11 @@ def _expert_kernel(
     LIMIT: tl.constexpr = None,  # of the clamped SwiGLU
     ALPHA: tl.constexpr = None,
     bias_ptr=None,  # [E, N], gated [E, 2N]
-    scales_ptr=None,  # MXFP4: [E, K / 128, N], gated [E, K / 128, 2N]
+    scales_ptr=None,  # MXFP4: [E, K / 128, N], gated [E, K / 128, 2N]; 8 bits: so, or [E, N]
     IS_COMPILED: tl.constexpr = True,
+    x_scales_ptr=None,  # 8 bits: [T] or [P], or with IS_BLOCK for each 128 of K
+    stride_scales=0,  # from these 128 to the next
+    IS_BLOCK: tl.constexpr = False,
     needed_ptr=None,  # [1]; see needed.py
 ):
     if IS_GATED:
@@ -123,18 +147,18 @@ def _expert_kernel(
     n_tiles = tl.cdiv(N, BLOCK_N)
     if HAS_TILES:
         n_tile, tile = place_of(tl.program_id(0), n_tiles, num_tiles)
-        expert, first, last = _of_tile(tiles_ptr + tile * 3)
-        pair = _pairs(pair_ptr, first, last, BLOCK_M)
+        expert, first, last = of_tile(tiles_ptr + tile * 3)
+        pair = pairs_at(pair_ptr, first, last, BLOCK_M)
     else:
         n_tile = tl.program_id(0) % n_tiles
         j = tl.program_id(0) // n_tiles
-        ids = _ids_of_rows(pair_ptr, T, SLOTS, BLOCK_M, BLOCK_S)
+        ids = ids_of_rows(pair_ptr, T, SLOTS, BLOCK_M, BLOCK_S)
         if T == 1:  # its experts differ
             expert = tl.load(pair_ptr + j, cache_modifier=".cg")
             expert = tl.where(expert < E, expert, -1)
         else:
-            expert = _nth_expert(pair_ptr, T * SLOTS, j, E, BLOCK_E, BLOCK_P)
-        pair = _pairs_of_rows(ids, expert, SLOTS)
+            expert = nth_expert(pair_ptr, T * SLOTS, j, E, BLOCK_E, BLOCK_P)
+        pair = pairs_of_rows(ids, expert, SLOTS)
     if not IS_GATED:  # ids, and what group.py made of them, were there before the product of gates
         wait_for_inputs(PDL)
     if needed_ptr is not None:  # noqa: SIM102  # what is compiled
@@ -145,38 +169,49 @@ def _expert_kernel(
     n0 = n_tile * BLOCK_N
     num_n = N * (2 if IS_GATED else 1)
     row = expert * num_n + n0
-    x_at = _rows_at(x_ptr, pair, stride_x, SLOTS, IS_GATED)
-    JOINED: tl.constexpr = scales_ptr is not None and IS_GATED  # a tile has gate and up rows
+    x_at = rows_at(x_ptr, pair, stride_x, SLOTS, IS_GATED)
+    # a tile of MXFP4 has gate and up rows
+    JOINED: tl.constexpr = scales_ptr is not None and x_scales_ptr is None and IS_GATED
     total = tl.zeros((2 * BLOCK_N if JOINED else BLOCK_N, BLOCK_M), tl.float32)
     up = total
     if TAIL > 0:
-        pair_rest = _pairs(pair_ptr, first + BLOCK_M, last, TAIL)
-        rest_at = _rows_at(x_ptr, pair_rest, stride_x, SLOTS, IS_GATED)
+        pair_rest = pairs_at(pair_ptr, first + BLOCK_M, last, TAIL)
+        rest_at = rows_at(x_ptr, pair_rest, stride_x, SLOTS, IS_GATED)
         rest = tl.zeros((total.shape[0], TAIL), tl.float32)
         up_rest = rest
-    for i in range(tl.cdiv(K, BLOCK_K)):
-        k = i * BLOCK_K + tl.arange(0, BLOCK_K)
-        if scales_ptr is None:
-            w_tile = w.load([row, i * BLOCK_K])
-        else:
-            w_tile = load_packed(
-                *(w, scales_ptr, expert, n0, N, K, i, 2 if IS_GATED else 1),
-                *(BLOCK_N, BLOCK_K, x_ptr.dtype.element_ty, IS_COMPILED),
-            )
-        x = _columns(x_at, pair, k, K, IS_WHOLE)
-        total = tl.dot(w_tile, x, total, input_precision="ieee")
-        if TAIL > 0:
-            x_rest = _columns(rest_at, pair_rest, k, K, IS_WHOLE)
-            rest = tl.dot(w_tile, x_rest, rest, input_precision="ieee")
-        if scales_ptr is not None and IS_COMPILED:
-            total = finished(total)
+    if x_scales_ptr is not None:
+        tl.static_assert(TAIL == 0)
+        groups = tl.cdiv(K, BLOCK_K) if IS_BLOCK else 1
+        scales = x_scales_ptr, scales_ptr + expert.to(tl.int64) * groups * num_n
+        x_row = pair // SLOTS if IS_GATED else pair
+        total, up = fp8_sums(
+            *(w, row, x_at, pair, x_row, scales, n0, N, K, num_n, stride_scales),
+            *(IS_GATED, IS_WHOLE, IS_BLOCK, BLOCK_N, BLOCK_K),
+        )
+    else:
+        for i in range(tl.cdiv(K, BLOCK_K)):
+            k = i * BLOCK_K + tl.arange(0, BLOCK_K)
+            if scales_ptr is None:
+                w_tile = w.load([row, i * BLOCK_K])
+            else:
+                w_tile = load_packed(
+                    *(w, scales_ptr, expert, n0, N, K, i, 2 if IS_GATED else 1),
+                    *(BLOCK_N, BLOCK_K, x_ptr.dtype.element_ty, IS_COMPILED),
+                )
+            x = columns_of(x_at, pair, k, K, IS_WHOLE)
+            total = tl.dot(w_tile, x, total, input_precision="ieee")
             if TAIL > 0:
-                rest = finished(rest)
-        if IS_GATED and not JOINED:
-            w_up = w.load([row + N, i * BLOCK_K])
-            up = tl.dot(w_up, x, up, input_precision="ieee")
-            if TAIL > 0:
-                up_rest = tl.dot(w_up, x_rest, up_rest, input_precision="ieee")
+                x_rest = columns_of(rest_at, pair_rest, k, K, IS_WHOLE)
+                rest = tl.dot(w_tile, x_rest, rest, input_precision="ieee")
+            if scales_ptr is not None and IS_COMPILED:
+                total = finished(total)
+                if TAIL > 0:
+                    rest = finished(rest)
+            if IS_GATED and not JOINED:
+                w_up = w.load([row + N, i * BLOCK_K])
+                up = tl.dot(w_up, x, up, input_precision="ieee")
+                if TAIL > 0:
+                    up_rest = tl.dot(w_up, x_rest, up_rest, input_precision="ieee")
     let_the_next_start(PDL)
     if bias_ptr is not None:
         bias_ptr += expert * num_n
@@ -200,22 +235,6 @@ def _halves(x):
     """Return the first rows and the others, as many."""
     pairs = tl.reshape(x, [2, x.shape[0] // 2, x.shape[1]])
     return tl.split(tl.permute(pairs, [1, 2, 0]))
-
-
-@jit
-def _rows_at(x_ptr, pair, stride_x, SLOTS: tl.constexpr, IS_GATED: tl.constexpr):
-    """Return where the rows of pairs begin."""
-    row = pair // SLOTS if IS_GATED else pair
-    return x_ptr + row.to(tl.int64) * stride_x
-
-
-@jit
-def _columns(x_at, pair, k, K, IS_WHOLE: tl.constexpr):
-    """Load some of K of rows, as columns; zeros where there is no pair."""
-    inside = (pair >= 0)[:, None]
-    if not IS_WHOLE:
-        inside = inside & (k < K)[None, :]
-    return tl.trans(tl.load(x_at[:, None] + k[None, :], mask=inside, other=0.0))
 
 
 @jit
@@ -270,47 +289,3 @@ def _activated(gate, up, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
         return gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
-
-
-@jit
-def _of_tile(tile_ptr):
-    """Return a tile's expert, -1 if it has no places, the first of these, and where they end."""
-    first = tl.load(tile_ptr + 1, cache_modifier=".cg")
-    last = tl.load(tile_ptr + 2, cache_modifier=".cg")
-    expert = tl.load(tile_ptr, cache_modifier=".cg")
-    return tl.where(first < last, expert, -1), first, last
-
-
-@jit
-def _pairs(pair_ptr, first, last, COUNT: tl.constexpr):
-    """Return the pairs at places from the first on, -1 from the last on."""
-    place = first + tl.arange(0, COUNT)
-    return tl.load(pair_ptr + place, mask=place < last, other=-1, cache_modifier=".cg")
-
-
-@jit
-def _nth_expert(ids_ptr, P, j, E, BLOCK_E: tl.constexpr, BLOCK_P: tl.constexpr):
-    """Return the j-th expert that has a pair, from 0 on, or -1."""
-    p = tl.arange(0, BLOCK_P)
-    e = tl.arange(0, BLOCK_E)
-    ids = tl.load(ids_ptr + p, mask=p < P, other=E, cache_modifier=".cg")
-    is_hit = (tl.histogram(ids, BLOCK_E) > 0) & (e < E)
-    is_nth = is_hit & (tl.cumsum(is_hit.to(tl.int32), axis=0) == j + 1)
-    return tl.max(tl.where(is_nth, e, -1), axis=0)
-
-
-@jit
-def _ids_of_rows(ids_ptr, T, SLOTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr):
-    """Load the ids of rows; beyond the last row and slot they are -2."""
-    t = tl.arange(0, BLOCK_M)[:, None]
-    s = tl.arange(0, BLOCK_S)[None, :]
-    inside = (t < T) & (s < SLOTS)
-    return tl.load(ids_ptr + t * SLOTS + s, mask=inside, other=-2, cache_modifier=".cg")
-
-
-@jit
-def _pairs_of_rows(ids, expert, SLOTS: tl.constexpr):
-    """Return the pair of each row that has this expert, which is in one slot; else -1."""
-    t = tl.arange(0, ids.shape[0])[:, None]
-    s = tl.arange(0, ids.shape[1])[None, :]
-    return tl.max(tl.where(ids == expert, t * SLOTS + s, -1), axis=1)

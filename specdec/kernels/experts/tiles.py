@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from specdec.kernels import next_power_of_2
+from specdec.kernels.experts.weight import Form
 from specdec.kernels.tile_shapes import SHARED_MEMORY, Shape, row_class
 
 FEW_ROWS = 64  # up to here nothing is sorted: a tile has all rows
@@ -23,7 +24,8 @@ ROWS = (16, 32, 48, 64, 96, 128, 160, 192)  # of x in a tile
 MANY_ROWS = 128  # of tiles that no expert fits into
 COMPUTING_ROWS = 96  # tiles of so many rows keep the tensor cores busy
 SHORT_K = 1024  # programs with less take long to start for what they load
-BYTES_OF_PACKED = 17 / 32  # of a number of MXFP4, with its share of a scale
+# of a number, of MXFP4 with its share of a scale
+BYTES_OF_W: dict[Form, float] = {"plain": 2.0, "packed": 17 / 32, "fp8": 1.0}
 RESERVED = 1536  # bytes of a program beside its ring
 MOST_SUMS = 160  # registers of a thread
 MOST_SUMS_PACKED = 90  # of four warps, which keep numbers of MXFP4 beside them
@@ -40,6 +42,16 @@ WAITING_PACKED: Cuts = (
     *((64, 128, 3, 4), (64, 128, 4, 4), (64, 128, 6, 4)),
     *((64, 64, 6, 4), (64, 64, 4, 4), (64, 64, 3, 4)),
 )
+# of 8-bit numbers, whose accumulators are beside the sums
+WAITING_FP8: Cuts = (
+    *((64, 128, 6, 4), (64, 128, 4, 4), (64, 128, 8, 4)),
+    *((128, 128, 4, 4), (64, 128, 3, 4), (128, 128, 3, 4)),
+)
+COMPUTING_FP8: Cuts = (
+    *((64, 128, 4, 4), (128, 128, 4, 8), (128, 128, 3, 8)),
+    *((64, 128, 4, 8), (64, 128, 3, 4), (64, 128, 3, 8)),
+)
+ROWS_FP8 = (16, 32, 64, 128)  # of x in a tile
 COMPUTING: Cuts = (
     *((128, 64, 4, 8), (128, 64, 3, 8), (64, 64, 4, 8)),
     *((64, 64, 3, 8), (64, 64, 3, 4), (64, 64, 2, 8), (256, 64, 3, 8)),
@@ -55,13 +67,10 @@ class ExpertTiles(NamedTuple):
 
 
 def expert_tiles(
-    num_rows: int, num_chosen: int, E: int, D: int, I: int, dtype: torch.dtype, is_packed: bool
+    num_rows: int, num_chosen: int, E: int, D: int, I: int, dtype: torch.dtype, form: Form
 ) -> ExpertTiles:
-    """Choose the tiles of all numbers of rows of a class, for gate_up [E, 2I, D], down [E, D, I].
-
-    is_packed: of four bits a number
-    """
-    return _choose(class_of(num_rows), num_chosen, E, D, I, dtype, is_packed)
+    """Choose the tiles of a class of rows, for gate_up [E, 2I, D] and down [E, D, I]."""
+    return _choose(class_of(num_rows), num_chosen, E, D, I, dtype, form)
 
 
 def class_of(num_rows: int) -> int:
@@ -71,53 +80,53 @@ def class_of(num_rows: int) -> int:
 
 @cache
 def _choose(
-    rows: int, k: int, E: int, D: int, I: int, dtype: torch.dtype, is_packed: bool
+    rows: int, k: int, E: int, D: int, I: int, dtype: torch.dtype, form: Form
 ) -> ExpertTiles:
-    block_m = rows_of_tile(rows, k, E, is_packed)
-    is_sorted = rows > few_rows(is_packed)
-    if dtype == torch.float32:
-        shape = Shape(64, min(block_m, 64), 64 if is_packed else 32, 3, 4)
+    block_m = rows_of_tile(rows, k, E, form)
+    is_sorted = rows > few_rows(form)
+    if dtype == torch.float32 and form != "fp8":
+        shape = Shape(64, min(block_m, 64), 64 if form == "packed" else 32, 3, 4)
         return ExpertTiles(shape, shape, is_sorted)
-    first = candidates("gate_up", block_m, D, is_packed)[0]
-    second = candidates("down", block_m, I, is_packed)[0]
+    first = candidates("gate_up", block_m, D, form)[0]
+    second = candidates("down", block_m, I, form)[0]
     return ExpertTiles(first, second, is_sorted)
 
 
-def few_rows(is_packed: bool) -> int:
+def few_rows(form: Form) -> int:
     """Give the most rows that are not sorted."""
-    return FEW_ROWS_PACKED if is_packed else FEW_ROWS
+    return FEW_ROWS_PACKED if form == "packed" else FEW_ROWS
 
 
-def rows_of_tile(rows: int, num_chosen: int, num_experts: int, is_packed: bool = False) -> int:
+def rows_of_tile(rows: int, num_chosen: int, num_experts: int, form: Form = "plain") -> int:
     """Choose the rows of x in a tile: enough for most experts, which then read their weights once.
 
     If rows choose at random, 98 % of the experts have fewer than two deviations above the mean.
     """
-    if rows <= few_rows(is_packed):
+    if rows <= few_rows(form):
         return rows
     mean = rows * num_chosen / num_experts
-    fitting = (each for each in ROWS if each >= mean + 2 * mean**0.5)
+    heights = ROWS_FP8 if form == "fp8" else ROWS
+    fitting = (each for each in heights if each >= mean + 2 * mean**0.5)
     return next(fitting, MANY_ROWS)
 
 
-def candidates(part: Part, block_m: int, K: int, is_packed: bool = False) -> list[Shape]:
-    """List what may be fastest, the likeliest first: of which enough share a multiprocessor.
-
-    is_packed: of four bits a number
-    """
-    bytes_of_w = BYTES_OF_PACKED if is_packed else 2.0
+def candidates(part: Part, block_m: int, K: int, form: Form = "plain") -> list[Shape]:
+    """List what may be fastest, the likeliest first: of which enough share a multiprocessor."""
     of_w = 2 if part == "gate_up" else 1
     is_computing = block_m >= COMPUTING_ROWS
     beside = (1 if is_computing else 2) + (K <= SHORT_K)
     found: dict[bool, list[Shape]] = {True: [], False: []}
-    waiting = WAITING_PACKED if is_packed else WAITING
-    for block_n, block_k, num_stages, num_warps in COMPUTING if is_computing else waiting:
-        if is_packed and part == "gate_up" and block_n > MOST_GATED_PACKED:
+    of_form = {"plain": WAITING, "packed": WAITING_PACKED, "fp8": WAITING_FP8}
+    computing = COMPUTING_FP8 if form == "fp8" else COMPUTING
+    for block_n, block_k, num_stages, num_warps in computing if is_computing else of_form[form]:
+        if form == "packed" and part == "gate_up" and block_n > MOST_GATED_PACKED:
             continue
-        width = of_w * block_n * bytes_of_w + block_m * 2
+        width = of_w * block_n * BYTES_OF_W[form] + block_m * (1 if form == "fp8" else 2)
         size = int(width * block_k) * num_stages + RESERVED
         sums = of_w * block_n * block_m // (32 * num_warps)
-        most = MOST_SUMS_PACKED if is_packed and num_warps == 4 else MOST_SUMS
+        most = MOST_SUMS_PACKED if form == "packed" and num_warps == 4 else MOST_SUMS
+        if form == "fp8":  # accumulators of gate rows or up rows
+            sums += sums // of_w
         if size <= SHARED_MEMORY and sums <= most:
             shape = Shape(block_n, block_m, block_k, num_stages, num_warps)
             found[size * beside <= SHARED_MEMORY].append(shape)

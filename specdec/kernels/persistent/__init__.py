@@ -15,6 +15,6 @@ are cut, so that more programs have some.
 To be read in this order: launch.py (the host), kernel.py (the tuples that functions share, a
 program's shared memory, its warps' roles, and the role of four warps, with results held for the
 next tile), items.py (which tiles of results a program makes, equal for all of its warps),
-copying.py (the role of the one warp), products.py (the sums of an item), results.py (bias, SwiGLU,
-and out).
+copying.py (the role of the one warp), blocks.py and products.py (the sums of an item), fp8.py (the
+same of 8-bit numbers), results.py (bias, SwiGLU, and out).
 """

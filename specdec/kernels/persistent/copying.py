@@ -73,6 +73,8 @@ def _copy_blocks(
             _load(sources.x, m0, k, ready, ring.x.index(at))
         if VARIANT.tail > 0:
             _load(sources.rest, m0 + BLOCK_M, k, ready, ring.tail.index(at))
+        if VARIANT.form == "block":
+            _load(sources.x_scales, k // ring.x.shape[2], m0, ready, ring.x_scales.index(at))
         step += 1
     return step
 
@@ -83,8 +85,9 @@ def _load_w(sources, ring, row, k, at, is_new, VARIANT: gl.constexpr, IS_CUT: gl
     GROUPS: gl.constexpr = VARIANT.groups
     BLOCK_M: gl.constexpr = ring.x.shape[1] // (VARIANT.cuts if IS_CUT else 1)
     ROWS: gl.constexpr = (2 if VARIANT.is_gated else 1) * GROUPS * 64 + BLOCK_M + VARIANT.tail
+    ROW_BYTES: gl.constexpr = ring.x.shape[2] * ring.x.dtype.primitive_bitwidth // 8
     ready = ring.ready.index(at)
-    hopper.mbarrier.expect(ready, ROWS * ring.x.shape[2] * 2, pred=is_new)
+    hopper.mbarrier.expect(ready, ROWS * ROW_BYTES + 4 * VARIANT.num_scales, pred=is_new)
     TILES: gl.constexpr = 1 if GROUPS == 2 else GROUPS
     for i in gl.static_range(TILES):
         to = ring.w.index(at * TILES + i)
@@ -97,6 +100,11 @@ def _load_w(sources, ring, row, k, at, is_new, VARIANT: gl.constexpr, IS_CUT: gl
             _load(sources.w, row + i * 64, k, ready, to, is_new)
     if VARIANT.is_gated:
         _load(sources.up, row, k, ready, ring.up.index(at), is_new)
+    if VARIANT.form == "block":
+        g = k // ring.x.shape[2]
+        _load(sources.w_scales, g, row, ready, ring.w_scales.index(at), is_new)
+        if VARIANT.is_gated:
+            _load(sources.up_scales, g, row, ready, ring.up_scales.index(at), is_new)
 
 
 @gluon_jit

@@ -7,6 +7,7 @@ the order of a tuple's fields.
 from typing import NamedTuple
 
 from specdec.kernels import gl, gluon_jit, hopper, tl
+from specdec.kernels.persistent.blocks import zeros
 from specdec.kernels.persistent.copying import copy_tiles, wait_for_inputs
 from specdec.kernels.persistent.items import (
     extent_of,
@@ -15,7 +16,7 @@ from specdec.kernels.persistent.items import (
     place_of_item,
     place_of_part,
 )
-from specdec.kernels.persistent.products import add_blocks, begin, sums_of_item, wait, zeros
+from specdec.kernels.persistent.products import add_blocks, begin, sums_of_item, wait
 from specdec.kernels.persistent.results import finish, result, write
 from specdec.kernels.sum_order import split_blocks
 from specdec.kernels.warp_roles import make_barriers, make_ring
@@ -36,6 +37,9 @@ class Variant(NamedTuple):
     copy_registers: int
     is_late: bool  # 16-bit results leave while the next tile is multiplied
     has_turns: bool  # 8 gate and 8 up rows of W in turn: one product for both; is_gated is false
+    form: str  # as in fp8/promote.py
+    num_scales: int  # that come with a stage, float32
+    is_shared: bool  # each 64 rows of W share their scales
 
 
 class Sizes(NamedTuple):
@@ -49,6 +53,9 @@ class Sources(NamedTuple):
     up: object
     x: object
     rest: object
+    x_scales: object
+    w_scales: object
+    up_scales: object
 
 
 class Ring(NamedTuple):
@@ -60,6 +67,9 @@ class Ring(NamedTuple):
     tail: object  # x where tiles have no tail
     ready: object  # the tiles have arrived
     empty: object  # all groups have multiplied them
+    x_scales: object  # of the block form; else as they were given
+    w_scales: object
+    up_scales: object
 
 
 class Results(NamedTuple):
@@ -78,6 +88,9 @@ def persistent_kernel(
     x_desc,  # [T, K] in tiles [BLOCK_M, BLOCK_K]
     rest_desc,  # [T, K] in tiles of a tail, or of cut tiles
     bias_ptr,  # [N], or [2N] if gated
+    x_scales,  # channel: [T]; block: [K / 128, T] in tiles of one group; plain: anything
+    w_scales,  # channel: [N]; block: [K / 128, N] in tiles of one group
+    up_scales,  # the same
     T,
     N,
     K,
@@ -94,10 +107,36 @@ def persistent_kernel(
     up_ring = make_ring(up_desc, STAGES) if VARIANT.is_gated else w_ring
     tail_ring = make_ring(rest_desc, STAGES) if VARIANT.tail > 0 else x_ring
     out_buffers = make_ring(out_desc, 2 * VARIANT.groups)
+    if VARIANT.form == "block":
+        scales = (
+            make_ring(x_scales, STAGES),
+            make_ring(w_scales, STAGES),
+            make_ring(up_scales, STAGES) if VARIANT.is_gated else x_ring,
+        )
+    else:
+        scales = (x_scales, w_scales, up_scales)
     ready, empty = make_barriers(STAGES, VARIANT.groups)
     hopper.fence_async_shared()
-    sources = Sources(w=w_desc, up=up_desc, x=x_desc, rest=rest_desc)
-    ring = Ring(w=w_ring, up=up_ring, x=x_ring, tail=tail_ring, ready=ready, empty=empty)
+    sources = Sources(
+        w=w_desc,
+        up=up_desc,
+        x=x_desc,
+        rest=rest_desc,
+        x_scales=x_scales,
+        w_scales=w_scales,
+        up_scales=up_scales,
+    )
+    ring = Ring(
+        w=w_ring,
+        up=up_ring,
+        x=x_ring,
+        tail=tail_ring,
+        ready=ready,
+        empty=empty,
+        x_scales=scales[0],
+        w_scales=scales[1],
+        up_scales=scales[2],
+    )
     results = Results(desc=out_desc, buffers=out_buffers, bias_ptr=bias_ptr)
     sizes = Sizes(T=T, N=N, K=K)
     if VARIANT.groups == 2:
@@ -140,12 +179,12 @@ def multiply(results, ring, sizes, VARIANT: gl.constexpr, GROUP: gl.constexpr):
     else:
         for i in range(num_own(workload)):
             place = place_of_item(own_item(i), ring, workload, VARIANT)
-            sums, step = sums_of_item(ring, step, sizes.K, VARIANT, GROUP, False)
+            sums, step = sums_of_item(ring, step, sizes, place, VARIANT, GROUP, False)
             num_written = finish(results, place, sums, sizes.N, num_written, VARIANT, GROUP)
     if VARIANT.cuts > 1:
         for i in range(gl.program_id(0), workload.num_cut, gl.num_programs(0)):
             place = place_of_part(i, ring, workload, VARIANT)
-            sums, step = sums_of_item(ring, step, sizes.K, VARIANT, GROUP, True)
+            sums, step = sums_of_item(ring, step, sizes, place, VARIANT, GROUP, True)
             num_written = finish(results, place, sums, sizes.N, num_written, VARIANT, GROUP)
     hopper.tma.store_wait(0)
 

@@ -5,20 +5,25 @@ is gated, and both again of the tail if x has one.
 """
 
 from specdec.kernels import gl, gluon_jit, hopper
+from specdec.kernels.persistent.blocks import rows_of_group, zeros
+from specdec.kernels.persistent.fp8 import fp8_split_sums
 from specdec.kernels.sum_order import add_now, split_blocks
 
 
 @gluon_jit
-def sums_of_item(ring, step, K, VARIANT: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr):
+def sums_of_item(
+    ring, step, sizes, place, VARIANT: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr
+):
     """Make all sums of an item; returns them and the next step."""
-    return _sums_of(ring, step, K, VARIANT, GROUP, IS_CUT, VARIANT.walked)
+    return _sums_of(ring, step, sizes, place, VARIANT, GROUP, IS_CUT, VARIANT.walked)
 
 
 @gluon_jit
 def _sums_of(
     ring,
     step,
-    K,
+    sizes,
+    place,
     VARIANT: gl.constexpr,
     GROUP: gl.constexpr,
     IS_CUT: gl.constexpr,
@@ -26,11 +31,15 @@ def _sums_of(
 ):
     """Sum the next splits as sum_order.py does."""
     if COUNT == 1:
-        return _split_sums(ring, step, K, VARIANT, GROUP, IS_CUT)
+        if VARIANT.form == "plain":
+            return _split_sums(ring, step, sizes.K, VARIANT, GROUP, IS_CUT)
+        else:
+            return fp8_split_sums(ring, step, sizes, place, VARIANT, GROUP, IS_CUT)
     else:
         HALF: gl.constexpr = (COUNT + 1) // 2
-        low, step = _sums_of(ring, step, K, VARIANT, GROUP, IS_CUT, HALF)
-        high, step = _sums_of(ring, step, K, VARIANT, GROUP, IS_CUT, COUNT - HALF)
+        low, step = _sums_of(ring, step, sizes, place, VARIANT, GROUP, IS_CUT, HALF)
+        REST: gl.constexpr = COUNT - HALF
+        high, step = _sums_of(ring, step, sizes, place, VARIANT, GROUP, IS_CUT, REST)
         return _plus(low, high), step
 
 
@@ -48,30 +57,6 @@ def _plus(sums, more):
         return (add_now(sums[0], more[0]),)
     else:
         return add_now(sums[0], more[0]), add_now(sums[1], more[1])
-
-
-@gluon_jit
-def zeros(ring, VARIANT: gl.constexpr, IS_CUT: gl.constexpr):
-    """Begin sums of nothing."""
-    rows = _tile(ring.x.shape[1] // (VARIANT.cuts if IS_CUT else 1))
-    if VARIANT.tail > 0:
-        tail = _tile(VARIANT.tail)
-        if VARIANT.is_gated:
-            return rows, rows, tail, tail
-        else:
-            return rows, tail
-    elif VARIANT.is_gated:
-        return rows, rows
-    else:
-        return (rows,)
-
-
-@gluon_jit
-def _tile(ROWS: gl.constexpr):
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
-    )
-    return gl.zeros([64, ROWS], gl.float32, LAYOUT)
 
 
 @gluon_jit
@@ -107,7 +92,7 @@ def begin(
     ring, at, sums, is_later, VARIANT: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr
 ):
     """Begin to add the products of one stage."""
-    w = _rows_of_group(ring, at, VARIANT, GROUP)
+    w = rows_of_group(ring, at, VARIANT, GROUP)
     x = ring.x.index(at)
     if IS_CUT:
         x = x.slice(0, ring.x.shape[1] // VARIANT.cuts)
@@ -125,20 +110,6 @@ def begin(
         return first, _product(w, ring.tail.index(at), sums[1], is_later)
     else:
         return (first,)
-
-
-@gluon_jit
-def _rows_of_group(ring, at, VARIANT: gl.constexpr, GROUP: gl.constexpr):
-    if VARIANT.groups == 2:
-        w = ring.w.index(at)
-        if VARIANT.has_turns:
-            w = w.reshape([128, ring.w.shape[4]])
-        return w.slice(GROUP * 64, 64)
-    else:
-        w = ring.w.index(at * VARIANT.groups + GROUP)
-        if VARIANT.has_turns:
-            w = w.reshape([64, ring.w.shape[4]])
-        return w
 
 
 @gluon_jit

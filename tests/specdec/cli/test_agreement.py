@@ -5,6 +5,7 @@ import pytest
 from specdec.cli.verify import Agreement, count_equal, judge, read_as
 from specdec.requests.stats import SpeculationStats
 from tests.weights.formats import FORMATS
+from tests.weights.fp8 import save_odd, write_fp8
 from tests.weights.published import save
 from tests.weights.tiny import draft_tensors, eagle1_config, eagle3_config, tiny_target
 from weights import load_eagle, load_target
@@ -74,6 +75,16 @@ def test_experts_and_both_readings_of_taps_are_named(tmp_path, draft_report):
     )
     assert read["taps"].startswith("(2, 4, 5), config.json: eagle_config.eagle_aux")
     assert "would be the boundaries [1, 3, 4]" in read["taps"]
+
+
+def test_forms_of_products_are_named(tmp_path, draft_report):
+    save_odd("qwen3_moe", tmp_path / "plain")
+    write_fp8(tmp_path / "plain", tmp_path / "fp8", "block")
+    target = load_target(tmp_path / "fp8", progress=False).report
+    assert read_as(target, draft_report("eagle-1", eagle1_config))["forms"] == (
+        "qkv_proj fp8 block, o_proj fp8 block, gate_up_proj fp8 block, down_proj fp8 block, "
+        "expert_form fp8 block"
+    )
 
 
 def test_a_dense_target_and_the_last_hidden_state_take_a_line(draft_report):

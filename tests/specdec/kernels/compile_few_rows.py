@@ -27,13 +27,13 @@ def main() -> None:
     w = desc("bf16", 16, block_n, block_k)
     splits, walked = (4, 2) if sys.argv[5] == "walk" else (1, 1)
     constants = {"IS_GATED": is_gated, "HAS_BIAS": True, "SPLITS": splits, "WALKED": walked}
-    constants |= {"STAGES": stages}
+    constants |= {"FORM": "plain", "STAGES": stages}
     signature = {
         "out_ptr": "*bf16" if is_gated else "*fp32",
         "x_desc": desc("bf16", 16, block_m, block_k),
         "w_desc": w,
         "up_desc": w,
-        "bias_ptr": "*bf16",
+        **dict.fromkeys(("bias_ptr", "x_scales", "w_scales", "up_scales"), "*bf16"),
         **dict.fromkeys(("T", "N", "K", "first"), "i32"),
         **dict.fromkeys(constants, "constexpr"),
     }

@@ -59,7 +59,7 @@ def source_of(words: list[str]) -> GluonASTSource:
         "up_desc": w,
         "x_desc": desc("bf16", 16, main_rows, 64),
         "rest_desc": desc("bf16", 16, tail or main_rows // cuts, 64),
-        "bias_ptr": "*bf16",
+        **dict.fromkeys(("bias_ptr", "x_scales", "w_scales", "up_scales"), "*bf16"),
         **dict.fromkeys(("T", "N", "K"), "i32"),
         "VARIANT": "constexpr",
         "needed_ptr": "*i64" if is_needed else "constexpr",
@@ -77,6 +77,9 @@ def source_of(words: list[str]) -> GluonASTSource:
         copy_registers=40 if groups == 2 else 24,
         is_late=is_late,
         has_turns=has_turns,
+        form="plain",
+        num_scales=0,
+        is_shared=False,
     )
     names = list(signature)
     constants = {(names.index("VARIANT"),): variant}

@@ -41,9 +41,9 @@ def equal(found, expected):
 
 def both_ways(x, ids, weights):
     """The rule's tiles, and few rows sorted too."""
-    gate_up, packed = weights[0], weights[0].is_packed
+    gate_up = weights[0]
     sizes = gate_up.num_experts, x.shape[1], gate_up.num_rows // 2
-    tiles = expert_tiles(len(x), ids.shape[1], *sizes, x.dtype, packed)
+    tiles = expert_tiles(len(x), ids.shape[1], *sizes, x.dtype, gate_up.form)
     return (tiles,) if tiles.is_sorted else (tiles, tiles._replace(is_sorted=True))
 
 
@@ -150,7 +150,7 @@ def test_a_pass_that_is_not_needed_writes_nothing(exact_device, poisoned, T):
     "E, k, D, I", [(8, 2, 4096, 14336), (128, 8, 2048, 768), (32, 8, 1024, 512), (12, 3, 40, 24)]
 )
 def test_tiles_keep_the_bits_and_fit(rows, E, k, D, I):
-    tiles = expert_tiles(rows, k, E, D, I, BF16, False)
+    tiles = expert_tiles(rows, k, E, D, I, BF16, "plain")
     block_m = rows_of_tile(rows, k, E)
     for part, of_w, K, shape in (("gate_up", 2, D, tiles[0]), ("down", 1, I, tiles[1])):
         found = candidates(part, block_m, K)
@@ -175,7 +175,7 @@ def test_all_heights_have_tiles_of_both_products():
 def test_an_experts_rows_mostly_fit_a_tile():
     """If they are drawn; of very many no tile has room."""
     for T, block_m in ((65, 16), (256, 32), (1024, 96), (2048, 160), (8192, 128)):
-        tiles = expert_tiles(T, 8, 128, 2048, 768, BF16, False)
+        tiles = expert_tiles(T, 8, 128, 2048, 768, BF16, "plain")
         assert tiles.gate_up.block_m == tiles.down.block_m == block_m
         mean = T * 8 / 128
         assert block_m == 128 or block_m >= mean + 2 * mean**0.5

@@ -106,7 +106,7 @@ def test_parts_have_the_bits_of_plain_weights(exact_device, E, k, T, dtype):
     packed, plain = packed_experts(E, D, I, exact_device, dtype)
     x = torch.randn(T, D, device=exact_device).to(dtype)
     ids = choices(T, E, k, exact_device, "padded")
-    tiles = expert_tiles(T, k, E, D, I, dtype, True)
+    tiles = expert_tiles(T, k, E, D, I, dtype, "packed")
     expected = launch_expert_parts(x, ids, *plain, CLAMP)
     is_chosen = (ids < E).T
     for each in {tiles, tiles._replace(is_sorted=True)}:
@@ -133,7 +133,7 @@ def test_every_product_has_tiles():
     for block_m in ROWS:
         for part in ("gate_up", "down"):
             for K in (64, 736, 2880):
-                found = candidates(part, block_m, K, is_packed=True)
+                found = candidates(part, block_m, K, "packed")
                 assert found
                 assert {shape.block_k for shape in found} <= {64, 128}
 
@@ -161,7 +161,7 @@ def test_parts_of_published_sizes_have_the_bits_of_plain_weights(how):
 
     def launches(T):
         args = every[:T], all_ids[:T]
-        tiles = expert_tiles(T, k, E, D, I, torch.bfloat16, True)
+        tiles = expert_tiles(T, k, E, D, I, torch.bfloat16, "packed")
         ways = {tiles, tiles._replace(is_sorted=True)}
         yield partial(launch_expert_parts, *args, *plain, (7.0, 1.702))
         yield from (partial(launch_expert_parts, *args, *packed, (7.0, 1.702), way) for way in ways)
@@ -184,7 +184,7 @@ def test_all_tiles_of_packed_weights_have_the_same_bits(T):
     expected = launch_expert_parts(x, ids, *plain, CLAMP)
     ways = []
     for block_m in ROWS:
-        first, second = (candidates(part, block_m, D, True) for part in ("gate_up", "down"))
+        first, second = (candidates(part, block_m, D, "packed") for part in ("gate_up", "down"))
         pairs = (*((a, second[0]) for a in first), *((first[0], b) for b in second))
         has_both = block_m in (16, 32, 64) and block_m >= T
         for is_sorted in (False, True) if has_both else (True,):

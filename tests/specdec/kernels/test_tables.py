@@ -16,7 +16,7 @@ from specdec.kernels.tables import (
     user_file,
     write_table,
 )
-from specdec.kernels.tile_shapes import ROW_CLASSES, Product, Shape
+from specdec.kernels.tile_shapes import FP8, ROW_CLASSES, Product, Shape
 from specdec.kernels.tiles import choose_order, fitting_rows
 
 PRODUCT = Product("split", 4096, 4096)
@@ -24,6 +24,7 @@ TABLE = {
     "GPU 1": {
         PRODUCT: Entry(2, {16: Shape(64, 16, 256, 3, 4), 384: Shape(128, 96, 64, 4, 4)}),
         Product("whole", 32000, 4096, "float16"): Entry(1, {16: Shape(128, 16, 128, 3, 4)}),
+        Product("split", 4096, 4096, FP8): Entry(2, {16: Shape(64, 16, 128, 16, 4)}),
     },
     "GPU 2": {Product("gate", 28672, 4096): Entry(1, {})},
 }
@@ -53,7 +54,7 @@ def test_a_write_that_fails_leaves_the_old_table_alone(tmp_path, monkeypatch):
 
 def test_a_product_takes_one_line():
     lines = format_table(TABLE).splitlines()
-    assert sum('"rows"' in line for line in lines) == 3
+    assert sum('"rows"' in line for line in lines) == 4
     assert lines[2] == (
         ' "split,4096,4096,bfloat16": {"parts": 2, "rows": '
         '{"16": [64, 16, 256, 3, 4], "384": [128, 96, 64, 4, 4]}},'

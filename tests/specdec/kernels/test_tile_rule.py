@@ -4,14 +4,15 @@ import pytest
 
 from specdec.kernels.sum_order import Order
 from specdec.kernels.tile_rule import (
-    _accumulators,
     candidates,
     clocks,
     rule_parts,
     rule_shape,
     suits,
+    sums_held,
 )
 from specdec.kernels.tile_shapes import (
+    FP8,
     KINDS,
     ROW_CLASSES,
     SHARED_MEMORY,
@@ -19,25 +20,30 @@ from specdec.kernels.tile_shapes import (
     Shape,
     bytes_of,
     problem_of,
+    rows_at_once,
 )
 from specdec.kernels.tiles import of_rows
 
 ONE = Order(1, 1)
 ORDERS = [*((kind, ONE) for kind in KINDS), ("split", Order(4, 4)), ("split", Order(4, 2))]
+ORDERS += [("split", Order(2, 2)), ("split", Order(2, 1))]
 
 
 @pytest.mark.parametrize("kind, order", ORDERS)
 @pytest.mark.parametrize("rows", ROW_CLASSES)
 @pytest.mark.parametrize("has_wgmma", [False, True])
-def test_candidates_are_few_and_fit_into_a_multiprocessor(kind, order, rows, has_wgmma):
-    product = Product(kind, 4096, 4096)
+@pytest.mark.parametrize("dtype", ["bfloat16", FP8])
+def test_candidates_are_few_and_fit_into_a_multiprocessor(kind, order, rows, has_wgmma, dtype):
+    product = Product(kind, 4096, 4096, dtype)
+    if dtype == FP8 and order.splits > 2:
+        pytest.skip("8-bit products have two splits at most")
     order = of_rows(order, rows)
     found = candidates(product, rows, order, has_wgmma)
     assert 2 <= len(found) == len(set(found)) <= 24
     for shape in found:
         assert problem_of(product, rows, shape) is None
-        assert bytes_of(kind, shape) <= SHARED_MEMORY
-        held = _accumulators(product, shape) * order.walked.bit_length()
+        assert bytes_of(product, shape) <= SHARED_MEMORY
+        held = sums_held(product, shape, order.walked)
         is_waiting = shape.cuts or order.walked > 1
         assert held <= (200 if is_waiting else 160), "of 255 registers of a thread"
 
@@ -135,6 +141,22 @@ def test_blocks_fill_a_split_and_registers_hold_what_waits():
     assert not suits(product, Shape(128, 192, 64, 4, 4, 1), serial)
     assert suits(product, Shape(192, 96, 64, 5, 4, 1), serial)
     assert not suits(product, Shape(192, 128, 64, 5, 4, 1), serial)
+
+
+@pytest.mark.parametrize("kind, most", [("split", 256), ("gate", 128)])
+def test_tiles_of_8_bits_have_rows_of_128_bytes_and_room_for_accumulators(kind, most):
+    product = Product(kind, 4096, 4096, FP8)
+    for rows in ROW_CLASSES:
+        found = candidates(product, rows, ONE, has_wgmma=True)
+        assert {s.block_k for s in found} == {128}
+        assert all((s.block_m <= most) for s in found)
+        assert any(s.cuts for s in found) == (rows >= 128)
+    assert rows_at_once(FP8, 256) == (128, 128)  # two pieces, in the same accumulators
+    shape = Shape(128, 256, 128, 3, 4, 1)
+    assert sums_held(Product("split", 4096, 4096, FP8), shape) == 128 + 64
+    problem = problem_of(product, 16, Shape(64, 16, 64, 6, 4))
+    assert problem == f"block_k 64, 128 is needed for {FP8}"
+    assert problem_of(product, 16, Shape(64, 48, 128, 6, 4)) is not None
 
 
 def test_float32_keeps_one_set_of_tiles():

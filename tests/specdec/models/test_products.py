@@ -6,7 +6,7 @@ from scripts.tuned_models import KNOWN_MODELS, known_products
 from specdec import LLM, SamplingParams, SpeculativeConfig
 from specdec.kernels import best_token, gate_up, linear
 from specdec.kernels.tables import shipped_table
-from specdec.kernels.tile_shapes import Product
+from specdec.kernels.tile_shapes import FP8, Product
 from specdec.models.products import products_of
 from weights.demo import demo_directory
 from weights.files.reader import Reader
@@ -66,6 +66,13 @@ def test_the_list_of_an_8b_pair_is_the_table_that_was_measured_for_it():
     }
     assert set(known_products("llama-3.1-8b")) == wanted
     assert wanted <= set(shipped_table()["NVIDIA H200"])
+
+
+def test_a_known_model_in_fp8_has_products_of_both_dtypes():
+    plain, found = known_products("llama-3.1-8b"), known_products("llama-3.1-8b-fp8")
+    of_layers = {Product(kind, N, K, FP8) for kind, N, K, _ in plain[:4]}
+    assert set(found) - set(plain) == of_layers
+    assert {each.dtype for each in found} == {"bfloat16", FP8}
 
 
 def test_all_known_models_together_have_few_products():

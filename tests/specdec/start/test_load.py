@@ -1,5 +1,6 @@
 """A name and a config.json that ask for too much are refused before anything large is built."""
 
+import dataclasses
 import json
 import shutil
 import time
@@ -12,9 +13,10 @@ from specdec.requests.tokenizer import Tokenizer
 from specdec.sizes import MAX_STOP_IDS, EngineSizes
 from specdec.start.load import _tokenizers_eos
 from specdec.start.locate import locate
-from specdec.start.sizing import check_heads, check_length
-from tests.weights.tiny import LAYER
+from specdec.start.sizing import check_forms, check_heads, check_length
+from tests.weights.tiny import LAYER, tiny_target
 from weights import CheckpointError, demo_directory
+from weights.config import Forms
 
 
 @pytest.fixture
@@ -95,6 +97,28 @@ def test_heads_that_no_gpu_has_room_for_name_the_widest():
         check_heads("draft", wide, torch.bfloat16, gpu)
     with pytest.raises(ValueError, match="at most 256 in"):
         check_heads("target", wide, torch.float32, gpu)
+
+
+def test_fp8_on_an_older_gpu_or_in_odd_widths_is_refused(monkeypatch):
+    gpu, forms = torch.device("cuda"), Forms("fp8 block", "plain", "plain", "plain")
+    capability = 8, 9
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "An L4")
+
+    def check(device=gpu, **changes):
+        config = tiny_target().config
+        layers = tuple(dataclasses.replace(kind, **changes) for kind in config.layers)
+        check_forms(dataclasses.replace(config, layers=layers), device)
+
+    check()
+    check(torch.device("cpu"), forms=forms)
+    line = "FP8 weights need a GPU of compute capability 9.0, An L4 has 8.9"
+    with pytest.raises(ValueError, match=line):
+        check(forms=forms)
+    capability = 9, 0
+    check(forms=forms)
+    with pytest.raises(ValueError, match="the width of an MLP is 40, a multiple of 16 is needed"):
+        check(forms=forms, intermediate_size=40)
 
 
 def test_the_heads_of_both_models_are_checked(monkeypatch):

@@ -10,7 +10,7 @@ from specdec.kernels.best_token import NO_TOKEN, launch_write
 from specdec.kernels.gate_up import gate_up_ref
 from specdec.kernels.linear import Sums, linear_ref
 from specdec.kernels.sum_order import Order
-from specdec.kernels.tile_shapes import Product, Shape
+from specdec.kernels.tile_shapes import FP8, Product, Shape
 from specdec.kernels.tiles import cut
 from specdec.tune import gpu_clock
 from specdec.tune.gpu_clock import GpuClock, _launch
@@ -73,6 +73,17 @@ def test_the_launched_kernel_computes_the_product(product, order):
 def test_the_time_is_that_of_one_call(clock):
     assert clock.time(Job(SMALL, 16, TILES)) == 500.0 / 4
     assert clock.time(Job(SMALL, 16, None)) == 500.0 / 4
+
+
+@pytest.mark.parametrize("is_block", [False, True])
+@pytest.mark.parametrize("kind", ["split", "whole", "gate"])
+def test_products_of_8_bits_are_timed_in_either_form(clock, kind, is_block):
+    clock._is_block = is_block
+    product = Product(kind, 128, 128, FP8)
+    tiles = cut(Shape(64, 16, 128, 2, 4), 16, Order(1, 1))
+    assert clock.time(Job(product, 16, tiles)) == 500.0 / 4
+    assert clock.time(Job(product, 16, None)) == 500.0 / 4
+    assert all(weight.is_block == is_block for weight in clock._weights)
 
 
 def test_tiles_that_do_not_run_take_for_ever(clock, monkeypatch):

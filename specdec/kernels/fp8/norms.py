@@ -1,0 +1,75 @@
+"""Norms that leave codes: norms.py's, quantised in the kernel that makes them.
+
+The codes are those of `quantise` on the rounded norm. The norm itself is not written.
+"""
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import use_triton
+from specdec.kernels.fp8.quantise import empty_codes, quantise_ref, room_for_codes
+from specdec.kernels.fp8.weight import Fp8Rows
+from specdec.kernels.linear import Sums
+from specdec.kernels.norms import (
+    add_rms_norm_ref,
+    launch_add_rms_norm,
+    launch_rms_norm,
+    rms_norm_ref,
+)
+from specdec.kernels.opaque import opaque
+
+
+def fp8_rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float, is_block: bool) -> Fp8Rows:
+    """Norm rows [T, D] and quantise them. is_block: as `quantise` has it"""
+    return Fp8Rows(*_fp8_rms_norm(x_TD, weight_D, eps, is_block))
+
+
+@opaque(lambda x, weight, eps, is_block: empty_codes(x, is_block))
+def _fp8_rms_norm(
+    x_TD: Tensor, weight_D: Tensor, eps: float, is_block: bool
+) -> tuple[Tensor, Tensor]:
+    if not use_triton(x_TD):
+        return quantise_ref(rms_norm_ref(x_TD, weight_D, eps), is_block)
+    T, D = x_TD.shape
+    rows = room_for_codes(T, D, is_block, x_TD.device)
+    launch_rms_norm(*rows, x_TD, weight_D, eps)
+    return rows
+
+
+def fp8_add_rms_norm(
+    x: Sums,
+    residual_TD: Tensor,
+    weight_D: Tensor,
+    eps: float,
+    is_block: bool,
+    tap_TD: Tensor | None = None,
+) -> tuple[Fp8Rows, Tensor]:
+    """Norm x + residual and quantise it; the codes, and that sum [T, D]: `add_rms_norm`'s stream.
+
+    is_block: as `quantise` has it. The others: as `add_rms_norm` has them.
+    """
+    codes, scales, stream = _fp8_add_rms_norm(x, residual_TD, weight_D, eps, is_block, tap_TD)
+    return Fp8Rows(codes, scales), stream
+
+
+@opaque(
+    lambda x, residual, weight, eps, is_block, tap: (
+        *empty_codes(residual, is_block),
+        torch.empty_like(residual),
+    ),
+    "tap_TD",
+)
+def _fp8_add_rms_norm(
+    x: Sums,
+    residual_TD: Tensor,
+    weight_D: Tensor,
+    eps: float,
+    is_block: bool,
+    tap_TD: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not use_triton(residual_TD):
+        out_TD, stream_TD = add_rms_norm_ref(x, residual_TD, weight_D, eps, tap_TD)
+        return *quantise_ref(out_TD, is_block), stream_TD
+    T, D = residual_TD.shape
+    rows = room_for_codes(T, D, is_block, residual_TD.device)
+    return *rows, launch_add_rms_norm(*rows, x, residual_TD, weight_D, eps, tap_TD)

@@ -148,8 +148,9 @@ def _row(at, first, K, WIDTH: tl.constexpr):
 
 @jit
 def _peak(x):
-    """Find the largest of |x| along the last axis; a NaN does not count."""
-    return tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=len(x.shape) - 1)
+    """Find the largest of |x| along the last axis; a NaN does not count, as in tl.max."""
+    peak = tl.max(tl.abs(x), axis=len(x.shape) - 1)
+    return tl.where(peak == peak, peak, 0.0)  # of nothing but NaN
 
 
 @jit

@@ -25,7 +25,7 @@ def fp8_experts(E, D, I, is_block, device="cpu"):
 
 def hard_rows(K, device):
     """Rows of many sizes: with zeros, of both signs, a NaN, an infinity, and subnormal codes."""
-    x = torch.randn(9, K, device=device)
+    x = torch.randn(10, K, device=device)
     x[1] *= 1e-20
     x[2] *= 1e20
     x[3] = 0
@@ -35,6 +35,7 @@ def hard_rows(K, device):
     x[6, 9] = float("-inf")
     x[7] = x[7].exp() ** 3
     x[8, 0] = 448
+    x[9] = float("nan")
     return x
 
 

@@ -222,7 +222,7 @@ def test_a_kind_of_draft_that_is_not_built_is_refused_by_name(head, kind):
 
 def test_a_directory_that_is_no_draft_is_refused(head):
     head.tensors = {"model.embed_tokens.weight": torch.zeros(96, 32)}
-    assert "no EAGLE draft" in head.refusal()
+    assert "no known draft" in head.refusal()
 
 
 def test_everything_wrong_comes_in_one_error(head):

@@ -4,6 +4,7 @@ Weights are random, but what the markov head says outweighs the rest: after each
 one that followed it most often in the target's greedy texts.
 """
 
+import itertools
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -39,7 +40,9 @@ def bigram_tensors(config: BlockConfig) -> Tensors:
     codes = torch.randn(config.vocab_size, RANK, generator=torch.Generator().manual_seed(4))
     codes /= codes.norm(dim=1, keepdim=True)
     following = _most_frequent()
-    tensors["markov_head.markov_w1.weight"] = 4 * codes[[following.get(t, t) for t in range(len(codes))]]
+    tensors["markov_head.markov_w1.weight"] = (
+        4 * codes[[following.get(t, t) for t in range(len(codes))]]
+    )
     tensors["markov_head.markov_w2.weight"] = 4 * codes
     if config.has_d2t:
         ids = _frequent_ids(config.draft_vocab_size)
@@ -59,7 +62,7 @@ def _texts() -> list[list[int]]:
 def _most_frequent() -> dict[int, int]:
     counts: dict[int, Counter[int]] = defaultdict(Counter)
     for text in _texts():
-        for token, after in zip(text, text[1:], strict=False):
+        for token, after in itertools.pairwise(text):
             counts[token][after] += 1
     return {token: after.most_common(1)[0][0] for token, after in counts.items()}
 

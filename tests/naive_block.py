@@ -1,4 +1,4 @@
-"""Block drafting without caches: DFlash (arXiv 2602.06036) and DSpark (2607.05147), by the formulas.
+"""Block drafting without caches: DFlash (arXiv 2602.06036), DSpark (2607.05147), by the formulas.
 
 A draft of the tokens x_0 .. x_n, of which the target has not seen x_n, runs the rows [x_n, mask,
 mask, ...] at positions n, n + 1, ...; keys and values come from the target's features of x_0 ..

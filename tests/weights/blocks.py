@@ -26,7 +26,7 @@ DSPARK = {"anchor_proposes": True, "markov": "vanilla", "markov_rank": 12, "conf
 
 
 def block_config(target: LoadedTarget, **changes: object) -> BlockConfig:
-    """A DFlash draft of `target`: 2 layers, blocks of 6; `changes` of LayerKind go to its layers."""
+    """A DFlash draft: 2 layers, blocks of 6; `changes` of LayerKind's fields go to its layers."""
     D, V = target.config.hidden_size, target.config.vocab_size
     layer = dataclasses.replace(LAYER, hidden_size=D, head_dim=8, qk_norm=True)
     base = BlockConfig(

@@ -4,6 +4,7 @@ Weights are random, but what the markov head says outweighs the rest: after each
 one that followed it most often in the target's greedy texts.
 """
 
+import dataclasses
 import itertools
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -28,7 +29,8 @@ def demo_target(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Load
 
 
 def bigram_config(target: LoadedTarget, **changes: object) -> BlockConfig:
-    return block_config(target, **SHAPES | DSPARK | {"markov_rank": RANK} | changes)
+    config = block_config(target, **SHAPES | DSPARK | {"markov_rank": RANK} | changes)
+    return config if config.markov else dataclasses.replace(config, markov_rank=0)
 
 
 def bigram_tensors(config: BlockConfig) -> Tensors:
@@ -39,6 +41,8 @@ def bigram_tensors(config: BlockConfig) -> Tensors:
     tensors["norm.weight"] *= 0.02
     codes = torch.randn(config.vocab_size, RANK, generator=torch.Generator().manual_seed(4))
     codes /= codes.norm(dim=1, keepdim=True)
+    if config.markov is None:
+        return tensors
     following = _most_frequent()
     tensors["markov_head.markov_w1.weight"] = (
         4 * codes[[following.get(t, t) for t in range(len(codes))]]

@@ -8,13 +8,15 @@ the layers' caches: as rotate_and_store.py does for one layer, with its bits.
 import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.head_columns import block_of
 from specdec.kernels.linear import Sums
+from specdec.kernels.norms import rms_norm_ref
 from specdec.kernels.overlap import let_the_next_start, loaded_before, wait_for_inputs_knowing
-from specdec.kernels.rotate_and_store import HeadNorms, Rope, Rows, rotate_and_store_ref
+from specdec.kernels.rotate_and_store import Rope, Rows, rotary_ref
 from specdec.kernels.sum_order import added
 
 
@@ -130,13 +132,13 @@ def _store_context_kernel(
 def store_context_ref(
     kv: Sums, rope: Rope, norms: KeyNorms | None, rows: Rows, caches: Tensor
 ) -> None:
-    """Store each layer's part of the product on its own, as rows without queries."""
-    L = len(caches)
-    parts = kv.parts_STN.chunk(L, dim=2)
-    biases = (None,) * L if kv.bias_N is None else kv.bias_N.chunk(L)
+    positions_T, slots_T = rows
+    L, _, N, G, S, C = caches.shape
+    heads_TLXC = kv.finish(caches.dtype).unflatten(1, (L, 2 * G, C))
+    slot_T = torch.where(slots_T < 0, (N - 1) * S, slots_T)
     for layer, cache in enumerate(caches.unbind()):
-        head_norms = None
+        k, v = heads_TLXC[:, layer].split(G, dim=1)
         if norms is not None:
-            head_norms = HeadNorms(norms.k_LC[layer], norms.k_LC[layer], norms.eps)
-        sums = Sums(parts[layer], biases[layer])
-        rotate_and_store_ref(sums, rope, head_norms, rows, cache, has_queries=False)
+            k = rms_norm_ref(k, norms.k_LC[layer], norms.eps)
+        cache[0].transpose(1, 2)[slot_T // S, slot_T % S] = rotary_ref(k, positions_T, *rope)
+        cache[1].transpose(1, 2)[slot_T // S, slot_T % S] = v

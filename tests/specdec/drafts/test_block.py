@@ -8,6 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from graphs.modes import CUDAGraphMode
+from graphs.tape.backend import TapeBackend
+from specdec.config import GraphConfig, graph_modes
 from specdec.drafts import block
 from specdec.requests.params import GREEDY, SamplingFlags, SamplingStart
 from specdec.rounds.upload import RowStart
@@ -17,6 +20,7 @@ from specdec.sizes import EngineSizes
 from specdec.start.speculation import block_rows
 from tests.naive_block import MUTANTS, propose, read_draft
 from tests.naive_eagle import borrow, sampled, target_features
+from tests.specdec.graph_walk import tiny
 from tests.specdec.tiny_pair import lively, on_disk
 from tests.weights.blocks import DSPARK, FORMATS, block_config
 from tests.weights.tiny import tiny_target
@@ -328,3 +332,53 @@ def test_slots_after_the_committed_tokens_may_hold_anything(target, draft_of, ki
         result = engine.runner.read(1)
         assert result.num_accepted == [turn]
         tokens += result.sampled_tokens[0][: turn + 1]
+
+
+def walk(backend, kind):
+    """Rounds of three requests, two and one, after prompts; drafts and states of each step."""
+    pair = tiny(kind, torch.device("cpu"))
+    K = pair.eagle.config.max_drafts
+    sizes = EngineSizes(
+        max_model_len=100,
+        max_num_seqs=3,
+        max_num_batched_tokens=24,
+        num_kv_blocks=6,
+        num_speculative_tokens=K,
+        block_rows=block_rows(pair.eagle.config, K),
+    )
+    modes = graph_modes({"target_prefill": "NONE", "target_decode": "NONE"})
+    graphs = GraphConfig(request_sizes=(3,), modes=modes)
+    runner = Runner(
+        pair.target, pair.eagle, sizes, pair.device, graph_config=graphs, backend=backend
+    )
+    runner.capture()
+    parts = []
+    for row in range(3):
+        blocks = [2 * row, 2 * row + 1]
+        sampling = SamplingStart(temperature=0.8 * (row == 1), seed=row)
+        start = RowStart(blocks=blocks, num_draft_tokens=K, sampling=sampling)
+        runner.start_rows([(row, start)])
+        prompt = prompt_of(3 + 2 * row)
+        whole = {"prompt": prompt, "start": 0, "length": len(prompt), "blocks": blocks}
+        parts.append(PromptPart(state_row=row, **whole))
+    runner.run_step(parts=parts)
+    trace = [runner.state.draft_tokens[:3].clone()]
+    for rows, flags in (([0, 1, 2], SamplingFlags(noise=True)), ([2, 0], GREEDY), ([0], GREEDY)):
+        runner.buffers.sample_mapping.fill_(10**6)
+        runner.run_step(rows, max_num_computed=60, flags=flags)
+        result = runner.read(len(rows))
+        state = runner.state.draft_tokens, runner.state.num_nodes, runner.draft_cache
+        trace += [torch.tensor(result.sampled_tokens), state[0][:3].clone(), state[1][:3].clone()]
+        trace.append(state[2][:, :, :6].clone())
+    return trace, runner.graphs.counters()
+
+
+@pytest.mark.parametrize("kind", ["dspark", pytest.param("dflash", marks=pytest.mark.slow)])
+def test_graphs_draft_what_single_launches_do(kind):
+    captured, counters = walk(TapeBackend(), kind)
+    eager, _ = walk(None, kind)
+    assert all(map(torch.equal, captured, eager))
+    assert len(captured[0].unique()) > 4
+    replays = {name: counter.replays[CUDAGraphMode.FULL] for name, counter in counters.items()}
+    assert replays["draft_prefill"] == 3  # after a prompt it is launched op by op
+    assert replays["draft_decode"] == 4

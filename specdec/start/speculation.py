@@ -120,7 +120,7 @@ def _of_block(drafting: Drafting, speculation: SpeculativeConfig, draft: BlockCo
         if is_given:
             raise ValueError(f"{name}={getattr(speculation, name)!r}: {why}: leave it out")
     number = given if isinstance(given, int) else min(draft.max_drafts, MOST_LEVELS)
-    logger.info("%d drafts for every request, in one pass: %s", number, kind)
+    logger.info("%s proposes %d tokens for every request, in one pass", kind, number)
     return Drafting(number)
 
 

@@ -41,6 +41,7 @@ MODELS = {  # by KEYS, from published config.json; then the width of the head's 
     "mixtral-8x7b": "mixtral 4096 32 32 8 128 32000 1e6 32768 8 2 14336 14336 14336",
     "gpt-oss-20b": "gpt_oss 2880 24 64 8 64 201088 150000 131072 32 4 2880 2880 17280",
     "gpt-oss-120b": "gpt_oss 2880 36 64 8 64 201088 150000 131072 128 4 2880 2880 17280",
+    "qwen3-8b": "qwen3 4096 36 32 8 128 151936 1e6 40960 1 1 1 12288 12288",
     "tiny-gpt-oss": "gpt_oss 128 8 2 1 64 4096 1e4 2048 8 2 64 64 128",
     "tiny": "qwen3_moe 128 8 2 1 64 4096 1e4 2048 8 2 32 128 128",
 }
@@ -62,14 +63,13 @@ def write_pair(out: Path, model: str) -> None:
     W = draft_vocabulary(model)
     head = config | {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
     head |= {"intermediate_size": head_width, "num_hidden_layers": 1, "draft_vocab_size": W}
-    [layer] = _layers(head)
-    shapes = layer_shapes("midlayer.", layer, 2 * D)
+    shapes = layer_shapes("midlayer.", _layers(head)[0], 2 * D)
     shapes |= {"fc.weight": (D, 3 * D), "norm.weight": (D,), "lm_head.weight": (W, D)}
-    _write(out / "eagle3", head, shapes | {"midlayer.hidden_norm.weight": (D,), "d2t": (W,)})
+    write_files(out / "eagle3", head, shapes | {"midlayer.hidden_norm.weight": (D,), "d2t": (W,)})
     shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,)}
     for i, kind in enumerate(_layers(config | own)):
         shapes |= layer_shapes(f"model.layers.{i}.", kind, D)
-    _write(out / "target", config | own, shapes | {"lm_head.weight": (V, D)})
+    write_files(out / "target", config | own, shapes | {"lm_head.weight": (V, D)})
     for file in demo_directory("target").glob("tokenizer*"):
         shutil.copy(file, out / "target")
     (out / "prompts.json").write_text(json.dumps(demo_prompts()))
@@ -81,11 +81,11 @@ def _layers(config: Config) -> tuple[LayerKind, ...]:
     return read_layers(fields, family, int(str(config["num_hidden_layers"])), sys.maxsize, Log())
 
 
-def _write(out: Path, config: Config, shapes: Shapes) -> None:
+def write_files(out: Path, config: Config, shapes: Shapes) -> None:
     out.mkdir()
     (out / "config.json").write_text(json.dumps(config))
     header, end = {}, 0
-    for name, shape in shapes.items():
+    for name, shape in shapes.items():  # their weights are a hole after the header
         is_packed = name.endswith(("_blocks", "_scales"))
         dtype, size = ("I64", 8) if name == "d2t" else ("U8", 1) if is_packed else ("BF16", 2)
         start, end = end, end + torch.Size(shape).numel() * size
@@ -93,7 +93,7 @@ def _write(out: Path, config: Config, shapes: Shapes) -> None:
     text = json.dumps(header).encode()
     with (out / "model.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)  # the rest is a hole
+        file.truncate(8 + len(text) + end)
 
 
 def draw(

@@ -396,8 +396,7 @@ def test_bench_random_times_random_weights(run, capsys, model):
 @pytest.mark.slow
 def test_bench_block_times_drafts_of_every_kind(run, capsys):
     options = "tiny -k 5 --batch 1,2 --rounds 2 --max-model-len 512 --device cpu"
-    run("scripts.bench_block", *options.split())
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    found = json.loads(run("scripts.bench_block", *options.split()).splitlines()[-1])["rows"]
     assert [(row["draft"], row["batch"]) for row in found] == [
         (kind, batch) for kind in ("dspark", "dflash", "eagle3") for batch in (1, 2)
     ]

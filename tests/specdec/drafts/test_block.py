@@ -182,6 +182,15 @@ def test_logits_and_confidences_are_the_naive_drafts(target, draft_of, kind, mon
         check(target, engine, cfg, weights, length)
 
 
+def test_a_borrowed_head_has_the_factor_of_the_targets_logits(target, draft_of, monkeypatch):
+    """What the markov head adds has not."""
+    draft, cfg, weights = draft_of("dspark")
+    engine = Engine(target, draft, 2, monkeypatch)
+    engine.runner.draft.model.logits_factor = 0.25
+    weights["lm_head.weight"] = 0.25 * weights["lm_head.weight"]
+    check(target, engine, cfg, weights, 9)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_they_are_in_every_format_after_any_context_for_every_k(

@@ -18,6 +18,7 @@ from specdec.sizes import EngineSizes
 from specdec.start.load import assemble
 from specdec.start.speculation import block_rows
 from tests.block_pair import write_bigrams
+from tests.e2e.test_drafts import ScriptedDraft
 from tests.naive_block import generate, read_draft
 from tests.naive_eagle import borrow, sampled
 from tests.naive_eagle import greedy as by_logits
@@ -241,6 +242,33 @@ def test_pq_rules_keep_greedy_texts_beside_sampled_ones(draft_at, prompts, plain
     llm = LLM("demo", chosen, **SIZES | {"max_num_seqs": 3})
     outputs = llm.generate(prompts[:2], [mixed(0), mixed(1)], use_tqdm=False)
     assert [each.token_ids for each in outputs[0].outputs] == plain[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FEW)
+@pytest.mark.parametrize("shift, expected", [(0, {5}), (1, {0})])
+def test_oracle_blocks_are_accepted_and_garbage_is_not(
+    draft_at, demo_llm, prompts, greedy, monkeypatch, kind, shift, expected
+):
+    """The draft runs its blocks; what it proposes is replaced."""
+    chosen = {"model": str(draft_at(kind)), "num_speculative_tokens": 5}
+    llm = LLM("demo", chosen, **SIZES | {"max_num_seqs": 3})
+    asked = prompts[:3], greedy(43)
+    known = [o.outputs[0].token_ids for o in demo_llm(None).generate(*asked, use_tqdm=False)]
+    runner = llm.engine.runner
+    wrong = [[(token + shift) % 4096 for token in tokens] for tokens in known]
+    scripts = [[*prompt, *tokens] for prompt, tokens in zip(prompts, wrong, strict=False)]
+    draft = runner.acts.draft
+    script, real = ScriptedDraft(runner, scripts, 5), draft.propose
+
+    def propose(step):
+        real(step)
+        script.propose(step)
+
+    monkeypatch.setattr(draft, "propose", propose)
+    outputs = llm.generate(*asked, use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in outputs] == known
+    assert {count for o in outputs for count in o.stats.num_accepted} == expected
 
 
 # --- graphs

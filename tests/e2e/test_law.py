@@ -164,12 +164,12 @@ def blocks(pair):
 
 
 BLOCKS = [DSPARK, {}, DSPARK | {"markov": "rnn", "anchor_proposes": False}]
-OF_BLOCKS = [(rule, i) for rule in RULES for i in range(len(BLOCKS))]
+OF_BLOCKS = [(rule, i, FEW) for rule in RULES for i in range(len(BLOCKS))]
+OF_BLOCKS += [("exact", 1, 100_096), ("rejection", 0, 100_096), ("block", 2, 100_096)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_draws", DRAWS)
-@pytest.mark.parametrize("rule, kind", OF_BLOCKS)
+@pytest.mark.parametrize("rule, kind, num_draws", OF_BLOCKS)
 def test_three_tokens_have_the_targets_law_after_block_drafts(blocks, law, rule, kind, num_draws):
     counts, num_accepted = draw(blocks(**BLOCKS[kind]), rule, num_draws)
     assert excess(counts, law) < 1

@@ -20,11 +20,12 @@ OF_TARGETS: dict[str, Config] = {  # what KEYS do not say, by model
     **dict.fromkeys(("llama-3.1-8b-fp8-block", "qwen3-8b-fp8", "qwen3-30b-a3b-fp8"), BLOCK),
 }
 QWEN3_30B = "qwen3_moe 2048 48 32 4 128 151936 1e6 40960 128 8 768 6144 12288"
+QWEN3_8B = "qwen3 4096 36 32 8 128 151936 1e6 40960 0 0 0 12288 12288"
 LLAMA_8B = "llama 4096 32 32 8 128 128256 5e5 131072 0 0 0 14336 14336"
 MODELS = {  # by KEYS, from published config.json; then the width of the head's MLP
     **dict.fromkeys(("qwen3-30b-a3b", "qwen3-30b-a3b-fp8"), QWEN3_30B),
     **dict.fromkeys(("llama-3.1-8b", "llama-3.1-8b-fp8", "llama-3.1-8b-fp8-block"), LLAMA_8B),
-    "qwen3-8b-fp8": "qwen3 4096 36 32 8 128 151936 1e6 40960 0 0 0 12288 12288",
+    **dict.fromkeys(("qwen3-8b", "qwen3-8b-fp8"), QWEN3_8B),
     "mixtral-8x7b": "mixtral 4096 32 32 8 128 32000 1e6 32768 8 2 14336 14336 14336",
     "gpt-oss-20b": "gpt_oss 2880 24 64 8 64 201088 150000 131072 32 4 2880 2880 17280",
     "gpt-oss-120b": "gpt_oss 2880 36 64 8 64 201088 150000 131072 128 4 2880 2880 17280",

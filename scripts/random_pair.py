@@ -44,14 +44,13 @@ def write_pair(out: Path, model: str) -> None:
     W = draft_vocabulary(model)
     head = config | {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
     head |= {"intermediate_size": head_width, "num_hidden_layers": 1, "draft_vocab_size": W}
-    [layer] = _layers(head)
-    shapes = layer_shapes("midlayer.", layer, 2 * D)
+    shapes = layer_shapes("midlayer.", _layers(head)[0], 2 * D)
     shapes |= {"fc.weight": (D, 3 * D), "norm.weight": (D,), "lm_head.weight": (W, D)}
-    _write(out / "eagle3", head, shapes | {"midlayer.hidden_norm.weight": (D,), "d2t": (W,)})
+    write_files(out / "eagle3", head, shapes | {"midlayer.hidden_norm.weight": (D,), "d2t": (W,)})
     shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,)}
     for i, kind in enumerate(_layers(config | own)):
         shapes |= layer_shapes(f"model.layers.{i}.", kind, D)
-    _write(out / "target", config | own, shapes | {"lm_head.weight": (V, D)})
+    write_files(out / "target", config | own, shapes | {"lm_head.weight": (V, D)})
     for file in demo_directory("target").glob("tokenizer*"):
         shutil.copy(file, out / "target")
     (out / "prompts.json").write_text(json.dumps(demo_prompts()))
@@ -64,11 +63,11 @@ def _layers(config: Config) -> tuple[LayerKind, ...]:
     return read_layers(fields, family, num_layers, sys.maxsize, Log(), {})
 
 
-def _write(out: Path, config: Config, shapes: Shapes) -> None:
+def write_files(out: Path, config: Config, shapes: Shapes) -> None:
     out.mkdir()
     (out / "config.json").write_text(json.dumps(config))
     header, end = {}, 0
-    for name, shape in shapes.items():
+    for name, shape in shapes.items():  # their weights are a hole after the header
         dtype, size = ("I64", 8) if name == "d2t" else ("BF16", 2)
         if name.endswith(("_blocks", "_scales")):
             dtype, size = "U8", 1
@@ -79,7 +78,7 @@ def _write(out: Path, config: Config, shapes: Shapes) -> None:
     text = json.dumps(header).encode()
     with (out / "model.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)  # the rest is a hole
+        file.truncate(8 + len(text) + end)
 
 
 def draw(

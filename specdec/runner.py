@@ -10,11 +10,11 @@ from torch import Tensor
 from graphs.protocol import GraphBackend
 from specdec.config import GraphConfig
 from specdec.drafts.drafter import Drafter
-from specdec.drafts.eagle import EagleDrafter
+from specdec.drafts.make import DraftParts, make_drafter
 from specdec.kernels.attention.arguments import workspace_size
 from specdec.kernels.attention.launch_plan import HeadShape, most_rows_in_parts
 from specdec.kernels.cut_ids import CutIds
-from specdec.models.build import allocate_kv_cache, build_draft, build_target
+from specdec.models.build import allocate_kv_cache, build_target
 from specdec.models.decoder import DecoderModel
 from specdec.models.experts import rows_adding_experts
 from specdec.parallel.exchange import Exchange
@@ -294,9 +294,7 @@ class Runner:
             K = self.sizes.num_speculative_tokens
             self.calibration = torch.ones(2, K, device=self.device)
         self.draft_cache = self._new_cache(eagle, self.sizes.num_draft_tree_blocks)
-        return EagleDrafter(
-            model=build_draft(eagle, target, self.sizes.max_model_len, self.device, self.exchange),
-            d2t=eagle.tensors.get("d2t"),
+        parts = DraftParts(
             contexts=self._contexts(self.draft_cache),
             buffers=self.buffers,
             state=self.state,
@@ -305,8 +303,10 @@ class Runner:
             sizes=self.sizes,
             calibration=self.calibration,
             threshold=self.threshold,
+            exchange=self.exchange,
             cut=self._cut(eagle.shard, eagle.config.draft_vocab_size),
         )
+        return make_drafter(eagle, target, parts, self.device)
 
     def _cut(self, shard: Shard, vocab_size: int) -> CutIds | None:
         """Say which ids a head has, if it is cut."""

@@ -126,6 +126,9 @@ class EngineSizes:
     is_adaptive: bool = False  # rows of a round are shared out, and levels chosen, by what pays
     # None: all drafts are chains; with is_adaptive they are chains or trees, from step to step
     tree: TreeShape | None = None
+    # of a draft that proposes a block in one pass: K, and one if the anchor's proposes nothing; 0:
+    # it drafts level by level
+    block_rows: int = 0
 
     def __post_init__(self) -> None:
         if self.has_both and self.path_len != self.num_speculative_tokens + 1:
@@ -162,6 +165,11 @@ class EngineSizes:
     def query_len(self) -> int:
         """Rows per request of a round: the last sampled token and its drafts."""
         return self.num_draft_tokens + 1
+
+    @property
+    def anchor_rows(self) -> int:
+        """Count the rows of a request's block that propose nothing, 0 or 1."""
+        return max(self.block_rows - self.num_speculative_tokens, 0)
 
     @property
     def path_len(self) -> int:

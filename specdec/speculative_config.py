@@ -18,9 +18,9 @@ from specdec.from_vllm import SPECULATION
 
 AUTO = "auto"
 ACCEPTANCE_RULES = ("exact", "rejection", "block")
-METHODS = ("auto", "eagle", "eagle3")
+METHODS = ("auto", "eagle", "eagle3", "dflash", "dspark")
 OTHER_METHODS = (  # of vLLM
-    *("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "draft_model", "mtp", "dflash"),
+    *("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "draft_model", "mtp", "peagle"),
     *("deepseek_mtp", "mimo_mtp", "ernie_mtp", "qwen3_next_mtp", "longcat_flash_mtp", "custom"),
 )
 MOST_DRAFTS = 32
@@ -32,7 +32,7 @@ MOST_RANKS = 256
 @refusing_unknown(SPECULATION)
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """Names an EAGLE draft and says how many tokens it proposes per round.
+    """Names a draft and says how many tokens it proposes per round.
 
     Tokens depend on none of these options but `acceptance`.
     """
@@ -40,7 +40,7 @@ class SpeculativeConfig:
     COMMANDS = DRAFTING
 
     model: str | Path = field(
-        metadata=about('EAGLE draft: directory, hub id or "demo"', flag="--draft", unset="no draft")
+        metadata=about('draft: directory, hub id or "demo"', flag="--draft", unset="no draft")
     )
     num_speculative_tokens: int | str = option(
         AUTO,
@@ -49,7 +49,9 @@ class SpeculativeConfig:
         metavar="INTEGER|auto",
     )
     method: str = option(
-        "auto", "auto reads it from the checkpoint; eagle and eagle3 require it", commands=ENGINES
+        "auto",
+        "auto reads it from the checkpoint; eagle, eagle3, dflash and dspark require it",
+        commands=ENGINES,
     )
     acceptance: str = option(
         "exact",
@@ -200,6 +202,6 @@ class SpeculativeConfig:
 
 def _refuse_other_drafts(method: object) -> None:
     if isinstance(method, str) and method in OTHER_METHODS:
-        advice = "drafts come from EAGLE heads only: give one as model=, and leave method out"
+        advice = "drafts come from EAGLE, DFlash and DSpark heads: give one as model=, no method"
         raise ValueError(f"method={method!r}: {advice}")
     check_choice("method", method, METHODS)

@@ -29,7 +29,8 @@ results is one tensor, and buffers.columns are its columns. A step verifies what
 has proposed, by `step.shape`, and proposes `step.next_shape`: nodes are written to the state
 (draft_tokens, draft_parents, draft_probs, num_nodes) and collected in buffers.proposed_tokens,
 which commit zeroes. A step that proposes nothing (PLAIN) extends the draft's KV alone; where no
-request will draft (IDLE), the draft does not even run.
+request will draft (IDLE), the draft does not even run. A draft that proposes blocks writes its KV
+alone in prefill_draft, and all nodes in decode_draft, by what commit wrote to the state.
 
 Where shapes are wider than one, the accepted path's rows are gathered before prefill_draft, and are
 then those of a chain. A draft without taps reads hidden_states, not aux_hidden_states; where

@@ -145,6 +145,9 @@ ROWS: dict[str, Row] = {
     "specdec.parallel.worker": Row(("specdec.parallel", "specdec.start"), ("torch",)),
     "specdec.target": Row(STEP, ("torch",)),
     "specdec.drafts": Row(STEP, ("torch",)),
+    "specdec.drafts.make": Row(
+        (*STEP, "specdec.drafts", "specdec.parallel.exchange", "weights"), ("torch",)
+    ),
     "specdec.step": Row((*STEP, "specdec.target", "specdec.drafts"), ("numpy",)),
     "specdec.runner": Row((*STORY, "specdec.parallel.exchange", "weights"), ("torch", "numpy")),
     "specdec.feedback": Row(FEEDBACK, ("numpy",)),

@@ -1,4 +1,4 @@
-"""Checkpoints: bounds-checked safetensors, typed configs, all EAGLE formats under one set of names.
+"""Checkpoints: bounds-checked safetensors, typed configs, all draft formats under one set of names.
 
 Names after a load (D hidden, C head channels, H/G query/kv heads, I MLP width):
 
@@ -20,6 +20,8 @@ Names after a load (D hidden, C head channels, H/G query/kv heads, I MLP width):
     norm.weight [D]                                  absent where has_final_norm is False
     lm_head.weight [V or W, D]                       absent if tied (target) or borrowed (draft)
     fc.weight, fc.bias, input_norm.weight, fc_norm.{i}.weight, embed_norm.weight     drafts only
+    hidden_norm.weight [D], markov_head.markov_w1.weight [V, r], markov_w2.weight [W, r]  (blocks)
+    markov_head.{gate,joint}, confidence_head.proj: .weight, .bias                        (blocks)
     d2t [W] int64                                    drafts only: absolute target ids, not offsets
 
 A rank of several has fewer of H, G, I, E, V and W (cuts.py says along which axis each tensor is
@@ -32,7 +34,8 @@ _PUBLIC = {
     name: module
     for module, names in {
         "weights.config": (
-            *("Clamp", "EagleConfig", "ExpertsConfig", "LayerKind", "RopeConfig", "TargetConfig"),
+            *("BlockConfig", "Clamp", "EagleConfig", "ExpertsConfig", "LayerKind", "RopeConfig"),
+            "TargetConfig",
         ),
         "weights.demo": ("demo_directory", "demo_prompts"),
         "weights.errors": ("CheckpointError",),

@@ -1,4 +1,11 @@
-from weights.config import EagleConfig, ExpertsConfig, LayerKind, RopeConfig, TargetConfig
+from weights.config import (
+    BlockConfig,
+    EagleConfig,
+    ExpertsConfig,
+    LayerKind,
+    RopeConfig,
+    TargetConfig,
+)
 from weights.demo import demo_directory, demo_prompts
 from weights.errors import CheckpointError
 from weights.files.header import TensorEntry
@@ -9,6 +16,7 @@ from weights.shard import Shard
 
 __all__ = [
     "BindingReport",
+    "BlockConfig",
     "CheckpointError",
     "EagleConfig",
     "ExpertsConfig",

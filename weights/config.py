@@ -1,4 +1,4 @@
-"""What a checkpoint says, as frozen numbers: a decoder layer, a target, an EAGLE draft.
+"""What a checkpoint says, as frozen numbers: a decoder layer, a target, a draft of either kind.
 
 Every difference between checkpoints is a field here; no other package asks for a file's format.
 A rank of a model that is cut has sizes of its own: `local` gives them, as the same kind of config.
@@ -256,3 +256,70 @@ class EagleConfig:
             vocab_size=len(shard.ids_of(self.vocab_size)),
             draft_vocab_size=len(shard.ids_of(self.draft_vocab_size)),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockConfig:
+    """A draft that proposes a block of tokens in one pass (DFlash: arXiv 2602.06036).
+
+    A block has rows [x_n, mask, mask, ...] at positions n, n + 1, ..., where x_n, the anchor, is
+    the last sampled token. Each row attends to the context and to all rows of its block.
+
+    - context: c_t = hidden_norm(fc(features of t)); the same products that make keys and values of
+      a layer's rows make those of c_t, in every layer, without the layer's input_layernorm.
+    - proposals: row i proposes the token after it if `anchor_proposes`, so a block of B rows has B
+      drafts; else a mask proposes the token at its own place, and there are B - 1.
+    - `markov` (DSpark: 2607.05147): logits get markov_w2 f, with e = markov_w1[token before].
+      "vanilla": f = e; "gated": f = sigmoid(gate [h, e]) e; "rnn": [g, c, o] = joint [s, e, h],
+      s becomes sigmoid(g) s + (1 - sigmoid(g)) tanh(c), and f = tanh(o).
+    - `confidence`: sigmoid(proj [h, e] + b) estimates that a draft holds if those before it do;
+      "hidden": of h alone.
+    """
+
+    format: str  # for reports: "dflash", "deepspec-dspark", "speculators-dspark", ...
+    layer: LayerKind
+    num_layers: int
+    vocab_size: int  # V
+    draft_vocab_size: int  # W
+    target_hidden_size: int  # Dt
+    max_position_embeddings: int
+    aux_boundaries: tuple[int, ...]
+    block_size: int  # B, the most rows of a block
+    mask_token_id: int
+    anchor_proposes: bool
+    markov: Literal["vanilla", "gated", "rnn"] | None = None
+    markov_rank: int = 0
+    confidence: Literal["hidden", "markov"] | None = None
+    has_own_embedding: bool = False
+    has_own_head: bool = False
+    has_d2t: bool = False
+
+    @property
+    def method(self) -> Literal["dflash", "dspark"]:
+        """Name it as users do: DSpark drafts have a head that sees the token before."""
+        return "dflash" if self.markov is None and self.confidence is None else "dspark"
+
+    @property
+    def max_drafts(self) -> int:
+        """Count the drafts of a whole block."""
+        return self.block_size - (not self.anchor_proposes)
+
+    def num_rows_for(self, num_drafts: int) -> int:
+        """Count the rows of a block that proposes so many tokens."""
+        return num_drafts + (not self.anchor_proposes)
+
+    @property
+    def heads(self) -> Heads:
+        return self.layer.heads
+
+    def within(self, context: int) -> "BlockConfig":
+        """Return it as it is: no layer has a window."""
+        return self
+
+    def local(self, shard: Shard) -> "BlockConfig":
+        """Return it as it is: no rank has a part of it."""
+        assert shard == WHOLE, f"{shard} of a block draft"
+        return self
+
+
+DraftConfig = EagleConfig | BlockConfig

@@ -1,8 +1,8 @@
 """Typed reads of config.json that name the file, the key and the type; every answer has a source.
 
-Wrappers (`transformer_layer_config`, `eagle_config`, `model`, `text_config`) are opened first,
-inner keys winning; null counts as absent. A wrong type or a number outside its key's range is a
-problem and the read returns a stand-in, so that one error can list all of them.
+Wrappers (`transformer_layer_config`, `eagle_config`, `dflash_config`, `model`, `text_config`) are
+opened first, inner keys winning; null counts as absent. A wrong type or a number outside its key's
+range is a problem and the read returns a stand-in, so that one error can list all of them.
 """
 
 import reprlib
@@ -15,7 +15,7 @@ from weights.config import LayerKind
 from weights.errors import Problems
 from weights.files.guard import read_object
 
-WRAPPERS = ("text_config", "model", "transformer_layer_config", "eagle_config")
+WRAPPERS = ("text_config", "model", "transformer_layer_config", "eagle_config", "dflash_config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,9 @@ RANGES = {
     "original_max_position_embeddings": SIZE,
     "max_position_embeddings": Range(2, 2**31 - 1),  # a token and its successor
     "max_window_layers": Range(0, 2**31 - 1),
+    "block_size": Range(2, 4096),  # the last sampled token and a draft
+    "mask_token_id": Range(0, 2**31 - 1),
+    "markov_rank": Range(0, 2**31 - 1),  # 0: no such head
     "head_dim": Range(2, 65536, step=2),  # rope rotates pairs
     "rms_norm_eps": Range(0, 1),
     "rope_theta": Range(2, 1e30),

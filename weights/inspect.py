@@ -8,15 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from weights.config import EagleConfig, TargetConfig
-from weights.draft.resolve import resolve_eagle
+from weights.config import DraftConfig, TargetConfig
+from weights.draft.resolve import resolve_draft
 from weights.errors import CheckpointError, Problems, listed, shown
 from weights.fields import read_json_object
 from weights.files.header import TensorEntry
 from weights.files.reader import Reader
 from weights.load import bind_target, make_report
 from weights.report import BindingReport, Log, wrapped
-from weights.shapes import check_binding, eagle_shapes
+from weights.shapes import check_binding, draft_shapes
 
 OPEN = (
     "not checked without the target: taps, shapes of fc and embedding, vocabulary, d2t values, "
@@ -32,7 +32,7 @@ class Inspection:
     """str(inspection) is all of it as text. config is None if a problem left it open."""
 
     report: BindingReport
-    config: TargetConfig | EagleConfig | None
+    config: TargetConfig | DraftConfig | None
     tensors: tuple[TensorEntry, ...]
     problems: tuple[str, ...]
 
@@ -106,12 +106,12 @@ def inspect_checkpoint(directory: Path, target: TargetConfig | None = None) -> I
     reader = Reader(directory)
     log = Log()
     role = "draft" if is_draft(reader) else "target"
-    config: TargetConfig | EagleConfig | None = None
+    config: TargetConfig | DraftConfig | None = None
     with suppress(CheckpointError):  # its lines are in the reader's problems
         config = _draft(reader, target, log) if role == "draft" else bind_target(reader, log)[0]
-    format = config.format if isinstance(config, EagleConfig) else "unknown"
-    if isinstance(config, TargetConfig):
-        format = config.model_type
+    format = "unknown"
+    if config is not None:
+        format = config.model_type if isinstance(config, TargetConfig) else config.format
     return Inspection(
         report=make_report(directory, role, format, log),
         config=config,
@@ -131,9 +131,9 @@ def is_draft(reader: Reader) -> bool:
     )
 
 
-def _draft(reader: Reader, target: TargetConfig | None, log: Log) -> EagleConfig:
-    resolution = resolve_eagle(reader, target, None, log)
-    wanted = eagle_shapes(resolution.config)
+def _draft(reader: Reader, target: TargetConfig | None, log: Log) -> DraftConfig:
+    resolution = resolve_draft(reader, target, None, log)
+    wanted = draft_shapes(resolution.config)
     held = resolution.bound
     if target is None:
         log.note(OPEN)

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from weights.config import EagleConfig, TargetConfig
+from weights.config import DraftConfig, TargetConfig
 from weights.cuts import cut
 from weights.draft.borrowed import drop_copies, read_borrowed
-from weights.draft.resolve import Resolution, resolve_eagle
+from weights.draft.resolve import Resolution, resolve_draft
 from weights.draft.vocab import absolute_ids, check_mask, is_identity
 from weights.files.header import INTEGER_DTYPES, TensorEntry
 from weights.files.part import Part
@@ -27,7 +27,7 @@ from weights.mxfp4 import check_scales
 from weights.ranks import check_draft_ranks, check_target_ranks
 from weights.rename import rename
 from weights.report import BindingReport, Log
-from weights.shapes import Shapes, check_binding, check_dtypes, eagle_shapes, target_shapes
+from weights.shapes import Shapes, check_binding, check_dtypes, draft_shapes, target_shapes
 from weights.shard import WHOLE, Shard
 from weights.target import resolve_target, target_rows
 
@@ -58,13 +58,13 @@ class LoadedEagle:
     A draft that is whole on each rank of a target has copies of what it borrows.
     """
 
-    config: EagleConfig
+    config: DraftConfig
     tensors: dict[str, Tensor]
     report: BindingReport
     shard: Shard = WHOLE
 
     @property
-    def local(self) -> EagleConfig:
+    def local(self) -> DraftConfig:
         return self.config.local(self.shard)
 
 
@@ -128,7 +128,7 @@ def load_eagle(
     shard: Shard | None = None,
     agree: Callable[[bool], bool] | None = None,
 ) -> LoadedEagle:
-    """Load any EAGLE draft for `target`; a CheckpointError lists all that is wrong.
+    """Load any draft for `target`; a CheckpointError lists all that is wrong.
 
     dtype:      None takes the target's
     aux_layers: boundaries to read instead of those that the checkpoint names
@@ -144,12 +144,12 @@ def load_eagle(
     log = Log()
     resolution, d2t = bind_eagle(reader, target.config, aux_layers, log)
     config = resolution.config
-    wanted = eagle_shapes(config)
+    wanted = draft_shapes(config)
     if d2t is not None and is_identity(d2t, config.vocab_size):
         log.add("d2t", None, "d2t is the identity over the full vocabulary, dropped")
         config = dataclasses.replace(config, has_d2t=False)
     check_draft_ranks(config, shard.size)
-    local = eagle_shapes(config.local(shard))
+    local = draft_shapes(config.local(shard))
     local.pop("d2t", None)
     held = resolution.held
     dtype = dtype or target.tensors["embed_tokens.weight"].dtype
@@ -174,8 +174,8 @@ def bind_eagle(
     reader: Reader, target: TargetConfig, aux_layers: tuple[int, ...] | None, log: Log
 ) -> tuple[Resolution, Tensor | None]:
     """Check a draft by its headers and d2t; returns its config with what files hold, and d2t."""
-    resolution = resolve_eagle(reader, target, aux_layers, log)
-    check_binding(eagle_shapes(resolution.config), resolution.bound, reader.problems)
+    resolution = resolve_draft(reader, target, aux_layers, log)
+    check_binding(draft_shapes(resolution.config), resolution.bound, reader.problems)
     d2t = target_ids(reader, resolution)
     reader.problems.raise_if_any()
     return resolution, d2t

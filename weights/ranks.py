@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from weights.config import BLOCK, EagleConfig, LayerKind, TargetConfig
+from weights.config import BLOCK, BlockConfig, DraftConfig, LayerKind, TargetConfig
 from weights.shard import num_vocabulary_blocks
 
 KEEP_WHOLE = "draft_tensor_parallel_size=1 keeps the draft whole on every rank"
@@ -17,8 +17,11 @@ def check_target_ranks(config: TargetConfig, size: int) -> None:
         raise ValueError(f"tensor_parallel_size={size}: {'; '.join(reasons)}; possible: {possible}")
 
 
-def check_draft_ranks(config: EagleConfig, size: int) -> None:
+def check_draft_ranks(config: DraftConfig, size: int) -> None:
     """Refuse to cut a draft that does not fit: ValueError, in one line."""
+    if isinstance(config, BlockConfig) and size > 1:
+        given = f"draft_tensor_parallel_size={size}"
+        raise ValueError(f"{given}: a {config.method} draft is not cut; {KEEP_WHOLE}")
     reasons = list(_reasons(config, size))
     if reasons:
         cut = f"draft_tensor_parallel_size={size}: the draft's {'; its '.join(reasons)}"
@@ -31,7 +34,7 @@ def possible_ranks(config: TargetConfig) -> list[int]:
     return [size for size in sizes if not any(_reasons(config, size))]
 
 
-def _reasons(config: TargetConfig | EagleConfig, size: int) -> Iterator[str]:
+def _reasons(config: TargetConfig | DraftConfig, size: int) -> Iterator[str]:
     """Say what does not fit, under the keys of config.json."""
     tables = {"vocab_size": config.vocab_size}
     kinds: tuple[LayerKind, ...]

@@ -36,6 +36,8 @@ WRAPPERS = r"^(?:(?:model|draft_model|eagle|eagle_module)\.)+"
 VERIFIER = "the target's, kept by the speculators trainer"
 LAYERNORMS = "speculators eagle, `layernorms`"
 UNCONVERTED = "research checkpoints before speculators converted them"
+SPECFORGE = "SpecForge's first DSpark heads"
+FUSED = "a name that no MLP's gate has"
 DRAFT_ROWS = (
     *IGNORED,
     Row(WRAPPERS, "", "wrappers of trainers and of vLLM"),
@@ -47,6 +49,8 @@ DRAFT_ROWS = (
     Row(r"^(?:embedding_layernorm|embed_layernorm)\.", "embed_norm.", LAYERNORMS),
     Row(r"^hidden_layernorm\.", "layers.0.input_layernorm.", UNCONVERTED),
     Row(r"^(?:pre_lm_head_layernorm|lm_head_layernorm)\.", "norm.", LAYERNORMS),
+    Row(r"^logit_head\.(markov_head|confidence_head)\.", r"\1.", SPECFORGE),
+    Row(r"^markov_head\.(gate|joint)_proj\.", r"markov_head.\1.", FUSED),
 )
 
 

@@ -5,7 +5,15 @@
 
 from collections.abc import Container, Mapping
 
-from weights.config import EagleConfig, ExpertsConfig, Form, LayerKind, TargetConfig
+from weights.config import (
+    BlockConfig,
+    DraftConfig,
+    EagleConfig,
+    ExpertsConfig,
+    Form,
+    LayerKind,
+    TargetConfig,
+)
 from weights.errors import Problems
 from weights.files.header import CODE_DTYPES, FLOAT_DTYPES, INTEGER_DTYPES, TensorEntry
 from weights.fp8 import is_scale, scale_of, stored_shape
@@ -122,6 +130,10 @@ def _turned_shapes(prefix: str, experts: ExpertsConfig, D: int) -> Shapes:
     return shapes
 
 
+def draft_shapes(config: DraftConfig) -> Shapes:
+    return _block_shapes(config) if isinstance(config, BlockConfig) else eagle_shapes(config)
+
+
 def eagle_shapes(config: EagleConfig) -> Shapes:
     D = config.layer.hidden_size
     shapes: Shapes = {}
@@ -143,6 +155,31 @@ def eagle_shapes(config: EagleConfig) -> Shapes:
         (config.has_embed_norm, "embed_norm.weight", (D,)),
         (config.has_d2t, "d2t", (config.draft_vocab_size,)),
         *((config.has_fc_norm, f"fc_norm.{i}.weight", (Dt,)) for i in range(taps)),
+    ]
+    return shapes | {name: shape for wanted, name, shape in around if wanted}
+
+
+def _block_shapes(config: BlockConfig) -> Shapes:
+    D, r = config.layer.hidden_size, config.markov_rank
+    V, W = config.vocab_size, config.draft_vocab_size
+    shapes: Shapes = {"norm.weight": (D,), "hidden_norm.weight": (D,)}
+    shapes["fc.weight"] = (D, len(config.aux_boundaries) * config.target_hidden_size)
+    for i in range(config.num_layers):
+        shapes |= layer_shapes(f"layers.{i}.", config.layer, D)
+    read = D + r if config.confidence == "markov" else D
+    markov = "markov_head."
+    around: list[tuple[bool, str, tuple[int, ...]]] = [  # wanted or not, name, shape
+        (config.has_own_embedding, "embed_tokens.weight", (V, D)),
+        (config.has_own_head, "lm_head.weight", (W, D)),
+        (config.has_d2t, "d2t", (W,)),
+        (config.markov is not None, f"{markov}markov_w1.weight", (V, r)),
+        (config.markov is not None, f"{markov}markov_w2.weight", (W, r)),
+        (config.markov == "gated", f"{markov}gate.weight", (r, D + r)),
+        (config.markov == "gated", f"{markov}gate.bias", (r,)),
+        (config.markov == "rnn", f"{markov}joint.weight", (3 * r, 2 * r + D)),
+        (config.markov == "rnn", f"{markov}joint.bias", (3 * r,)),
+        (config.confidence is not None, "confidence_head.proj.weight", (1, read)),
+        (config.confidence is not None, "confidence_head.proj.bias", (1,)),
     ]
     return shapes | {name: shape for wanted, name, shape in around if wanted}
 

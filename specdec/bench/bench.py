@@ -17,6 +17,7 @@ from specdec.engine import Engine
 from specdec.requests.params import SamplingParams
 from specdec.sizes import MAX_TREE_REQUESTS
 from specdec.start.speculation import AUTO_TREE, MOST_LEVELS, Drafting, of_draft
+from weights.config import BlockConfig
 from weights.load import LoadedEagle
 
 MOST_CONTEXT = 131072  # tokens of all requests after long prompts
@@ -60,7 +61,9 @@ class Bench:
         return found
 
     def auto(self, eagle: LoadedEagle) -> Drafting:
-        """Draft as many tokens as pay."""
+        """Draft as many tokens as pay, or a whole block."""
+        if isinstance(eagle.config, BlockConfig):
+            return Drafting(min(eagle.config.max_drafts, MOST_LEVELS))
         adaptive = Drafting(MOST_LEVELS, True, AUTO_TREE, confidence_threshold=None)
         return of_draft(adaptive, eagle.config.draft_vocab_size)
 

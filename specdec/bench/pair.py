@@ -21,7 +21,8 @@ from specdec.start.device import device_of, note_gpu_memory, release_memory
 from specdec.start.load import assemble, check_draft_size, check_parts
 from specdec.start.locate import locate
 from specdec.start.runners import Models, RunnerPlan, build_planned, read_models
-from specdec.start.speculation import Drafting
+from specdec.start.speculation import Drafting, block_rows
+from weights.config import BlockConfig
 from weights.demo import demo_prompts
 from weights.errors import Problems
 from weights.files.guard import read_object
@@ -159,6 +160,7 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
         num_speculative_tokens=K,
         is_adaptive=drafting.is_adaptive,
         tree=drafting.tree,
+        block_rows=block_rows(None if pair.eagle is None else pair.eagle.config, K),
     )
     graphs = GraphConfig(
         modes=graph_modes(None if spec.has_prefill_graphs else NO_PREFILL_GRAPHS),
@@ -228,9 +230,11 @@ def bytes_of(pair: Pair) -> Bytes:
     found = Bytes(_layers(target) + head.nbytes - experts, experts, chosen)
     if eagle is None:
         return found
+    step = _layers(eagle.tensors) + eagle.tensors.get(HEAD, head).nbytes
+    if isinstance(eagle.config, BlockConfig):  # one pass, whatever K is
+        return replace(found, draft_entry=step)
     has_entry = eagle.config.has_fc and eagle.config.entry == "qkv"
     entry = eagle.tensors["fc.weight"].nbytes if has_entry else 0
-    step = _layers(eagle.tensors) + eagle.tensors.get(HEAD, head).nbytes
     return replace(found, draft_step=step - entry, draft_entry=entry)
 
 

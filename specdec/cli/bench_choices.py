@@ -58,7 +58,7 @@ class BenchChoices:
     """
 
     target: str = field(default="demo", metadata=TARGET)
-    draft: str | None = option(None, "EAGLE draft", unset="that of a bundled target, else none")
+    draft: str | None = option(None, "draft", unset="that of a bundled target, else none")
     suite: str = option("protocol", SUITES)
     measured: BenchOptions
     prompts: Path | None = field(

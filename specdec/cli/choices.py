@@ -20,7 +20,7 @@ Speculation = Annotated[SpeculativeConfig | None, SpeculativeConfig]
 Engine = Annotated[EngineOptions, EngineConfig]
 Server = Annotated[dict[str, object], ServerOptions]
 TARGET = about('directory, hub id, or a bundled pair: "demo" or "demo-experts"', argument="TARGET")
-DRAFT = about('EAGLE draft: directory, hub id or "demo"', argument="DRAFT")
+DRAFT = about('draft: directory, hub id or "demo"', argument="DRAFT")
 JSON = "one JSON object on stdout and nothing else"
 DEVICE = "auto, cpu, cuda or cuda:N"
 WIDE_SHAPES = ("llama-8b", "llama-14b", "llama-1b", "tiny")
@@ -222,7 +222,7 @@ class TuneOptions:
     """
 
     target: str = field(metadata=TARGET)
-    draft: str | None = option(None, 'EAGLE draft: directory, hub id or "demo"', unset="no draft")
+    draft: str | None = option(None, 'draft: directory, hub id or "demo"', unset="no draft")
     dtype: str = option("auto", "auto, bfloat16 or float16; auto is as the target is stored")
     again: bool = option(False, "also measure products that a table already has")
     json: bool = option(False, JSON)

@@ -15,8 +15,8 @@ from specdec.start.locate import locate
 from specdec.tune.gpu_clock import GpuClock
 from specdec.tune.search import HEAD, Measured, Tuning
 from weights.bars import bar
-from weights.config import EagleConfig, TargetConfig
-from weights.draft.resolve import resolve_eagle
+from weights.config import DraftConfig, TargetConfig
+from weights.draft.resolve import resolve_draft
 from weights.files.reader import Reader
 from weights.report import Log
 from weights.target import resolve_target
@@ -64,7 +64,7 @@ class ResolvedPair(NamedTuple):
     """What the products of a target and its draft follow from."""
 
     target: TargetConfig
-    eagle: EagleConfig | None
+    eagle: DraftConfig | None
     dtype: str
 
 
@@ -79,6 +79,6 @@ def resolve_pair(target: str, draft: str | None, dtype: str) -> ResolvedPair:
     eagle = None
     if draft is not None:
         reader = Reader(locate(draft, "draft"))
-        eagle = resolve_eagle(reader, config, None, Log()).config
+        eagle = resolve_draft(reader, config, None, Log()).config
         reader.problems.raise_if_any()
     return ResolvedPair(config, eagle, name)

@@ -22,11 +22,9 @@ from torch import Tensor
 from graphs.context import ForwardContext, set_forward_context
 from graphs.dispatch import Dispatch
 from graphs.modes import BatchDescriptor, CUDAGraphMode
-from specdec.kernels.best_children import Perturbation
+from specdec.drafts.perturbation import perturbation
 from specdec.kernels.cut_ids import CutIds
-from specdec.kernels.gumbel import DRAFT, TARGET
 from specdec.kernels.needed import needed_while
-from specdec.kernels.support_floor import support_floor
 from specdec.models.eagle import EagleModel
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, DraftGraphs, init_piecewise
@@ -35,8 +33,6 @@ from specdec.rounds.level import DraftLevel
 from specdec.rounds.propose import propose_level
 from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Proposal, Step
-from specdec.sampler.row_parameters import TextPositions, row_parameters
-from specdec.sampler.sampler import scaled_in_support
 from specdec.sizes import EngineSizes
 
 
@@ -210,30 +206,9 @@ class EagleDrafter:
         )
 
     def _propose(self, normed_XD: Tensor, to: DraftLevel, is_drawn: bool) -> None:
-        draw = partial(self._draw, to) if is_drawn else None
+        draw = partial(perturbation, to, self.rule) if is_drawn else None
         model = self.model
         propose_level(normed_XD, model.lm_head.weight, to, draw, model.logits_factor)
-
-    def _draw(self, to: DraftLevel, logits_XW: Tensor) -> Perturbation:
-        """Find the floors of the rows and the keys of their noise; p/q keeps their scores."""
-        P = to.rows_per_req
-        row_X = self.buffers.sample_mapping[: len(logits_XW) // P]
-        if P > 1:
-            row_X = row_X.repeat_interleave(P)
-        is_exact = self.rule == "exact"
-        places, offset = None, 1 + (to.level or 0)  # after a request's computed tokens
-        if to.level is None:  # after the level's own row
-            places, offset = TextPositions(self.buffers.draft_positions[: len(row_X)], row_X), 2
-        stream = TARGET if is_exact else DRAFT
-        limits, keys = row_parameters(self.state, row_X, places, offset, stream, not is_exact)
-        floor_X = support_floor(logits_XW, limits, self.cut)
-        if not is_exact:
-            assert to.level is not None, "p/q has a fixed number of levels"
-            scores_XW = scaled_in_support(logits_XW, limits.temperatures, floor_X)
-            if self.cut is not None:  # which target ids these are knows no rank's borders
-                scores_XW = self.cut.joined(scores_XW, 1)
-            self.state.draft_scores[row_X, to.level] = scores_XW
-        return Perturbation(floor_X, keys._replace(token_ids=self.d2t))
 
 
 def _proposal_of(desc: BatchDescriptor) -> Proposal:

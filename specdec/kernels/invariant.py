@@ -26,6 +26,12 @@ def blocked_exp(x: Tensor) -> Tensor:
     return powers[: x.numel()].view(x.shape)
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """Compute the logistic function in float32."""
+    x = x.float()
+    return torch.sigmoid(x) if x.is_cuda else 1 / (1 + blocked_exp(-x))
+
+
 def tree_sum(x: Tensor) -> Tensor:
     """Sum over the last dimension pairwise, over a power of two; keeps the dimension."""
     width = 1 << (x.shape[-1] - 1).bit_length()

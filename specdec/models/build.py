@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specdec.models.block import BlockModel
 from specdec.models.decoder import DecoderModel
 from specdec.models.eagle import EagleModel
 from specdec.models.rope import rope_tables
 from specdec.parallel.exchange import Exchange
 from specdec.sizes import BLOCK_SIZE
-from weights.config import Heads
+from weights.config import BlockConfig, EagleConfig, Heads
 from weights.load import LoadedEagle, LoadedTarget
 from weights.shard import WHOLE
 
@@ -47,26 +48,45 @@ def build_draft(
     device: torch.device,
     exchange: Exchange | None = None,
 ) -> EagleModel:
-    """Build the draft's module around the loaded tensors; the target lends what it lacks.
+    """Build an EAGLE draft's module around the loaded tensors; the target lends what it lacks.
 
     exchange: the target's; a draft that is whole on each rank exchanges nothing
     """
     if eagle.shard == WHOLE:
         exchange = None
     assert exchange is None or eagle.shard == exchange.shard, f"tensors of {eagle.shard}"
+    assert isinstance(eagle.config, EagleConfig), eagle.config
     rope = rope_tables(eagle.config.layer, max_model_len, device)
     with torch.device("meta"):
         model = EagleModel(eagle.config, rope, exchange)
+    _fill(model, eagle, target)
+    return model
+
+
+def build_block(
+    draft: LoadedEagle, target: DecoderModel, max_model_len: int, device: torch.device
+) -> BlockModel:
+    """Build a block draft's module; the target lends what it lacks."""
+    assert isinstance(draft.config, BlockConfig), draft.config
+    rope = rope_tables(draft.config.layer, max_model_len, device)
+    with torch.device("meta"):
+        model = BlockModel(draft.config, rope)
+    _fill(model, draft, target)
+    model.join_context()
+    return model
+
+
+def _fill(model: EagleModel | BlockModel, draft: LoadedEagle, target: DecoderModel) -> None:
+    """Give a draft its tensors, and the target's where it has none."""
     tensors: dict[str, Tensor] = {
         "embed_tokens.weight": target.embed_tokens.weight,
         "lm_head.weight": target.lm_head.weight,
     }
-    tensors |= eagle.tensors
+    tensors |= draft.tensors
     tensors.pop("d2t", None)
     model.load_state_dict(tensors, strict=True, assign=True)
-    if not eagle.config.has_own_head:
+    if not draft.config.has_own_head:
         model.logits_factor = target.logits_factor
-    return model
 
 
 def allocate_kv_cache(

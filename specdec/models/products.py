@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from specdec.kernels.tile_shapes import FP8, Kind, Product
+from specdec.models.block import BlockModel
 from specdec.models.decoder import DecoderModel
 from specdec.models.eagle import EagleModel
-from weights.config import EagleConfig, TargetConfig
+from weights.config import BlockConfig, DraftConfig, TargetConfig
 
 KINDS: dict[str, Kind] = {  # by the module that has the weight
     **{"qkv_proj": "split", "o_proj": "split", "gate_up_proj": "gate", "down_proj": "split"},
-    **{"fc": "whole", "lm_head": "whole"},
+    **{"fc": "whole", "lm_head": "whole", "markov_w2": "whole"},
 }
 
 
@@ -26,12 +27,15 @@ def experts_of(target: TargetConfig) -> str | None:
     return f"{experts.num} experts of {sizes}, {experts.per_token} a row"
 
 
-def products_of(target: TargetConfig, eagle: EagleConfig | None, dtype: str) -> list[Product]:
+def products_of(target: TargetConfig, draft: DraftConfig | None, dtype: str) -> list[Product]:
     """List the products in the order of a pass. dtype: of weights that are not FP8, "bfloat16"."""
     with torch.device("meta"):
         rope = torch.empty(0), torch.empty(0)
         models: list[nn.Module] = [DecoderModel(target, {each.rope: rope for each in target.kinds})]
-        models += [] if eagle is None else [EagleModel(eagle, rope)]
+        if isinstance(draft, BlockConfig):
+            models.append(BlockModel(draft, rope))
+        elif draft is not None:
+            models.append(EagleModel(draft, rope))
     found: dict[Product, None] = {}
     for model in models:
         for name, weight in model.named_parameters():
@@ -40,4 +44,7 @@ def products_of(target: TargetConfig, eagle: EagleConfig | None, dtype: str) -> 
                 N, K = weight.shape
                 is_fp8 = weight.dtype == torch.float8_e4m3fn
                 found[Product(KINDS[owner], N, K, FP8 if is_fp8 else dtype)] = None
+    if isinstance(draft, BlockConfig):  # keys and values of all layers
+        width = 2 * draft.layer.num_kv_heads * draft.layer.head_dim
+        found[Product("split", draft.num_layers * width, draft.layer.hidden_size, dtype)] = None
     return list(found)

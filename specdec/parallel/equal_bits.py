@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from specdec.kernels.sum_order import splits_of
-from weights.config import EagleConfig, LayerKind, TargetConfig
+from weights.config import DraftConfig, LayerKind, TargetConfig
 from weights.ranks import misfits_of_layer
 
 SIZES = (2, 4, 8)  # numbers of GPUs beside 1
@@ -34,7 +34,7 @@ def fit_of(target: TargetConfig, size: int) -> Fit:
     return _fit(target.kinds, size)
 
 
-def draft_fit_of(eagle: EagleConfig, size: int) -> Fit:
+def draft_fit_of(eagle: DraftConfig, size: int) -> Fit:
     """Judge one number of GPUs for a draft that is cut; a whole one on each always fits.
 
     Other bits change which tokens are drafted, and with acceptance by probabilities those that are

@@ -159,6 +159,24 @@ class ForwardContexts:
         how = _how(CUDAGraphMode.FULL, desc, warmup)
         return self.draft_rows(desc.num_tokens, self.max_model_len, how, of_trees)
 
+    def block_rows(self, num_reqs: int, max_seq_len: int, how: Dispatch) -> ForwardContext:
+        """Describe the blocks of requests: all rows of one see every key up to its end."""
+        buffers, rows = self.buffers, self.buffers.sizes.block_rows
+        T = num_reqs * rows
+        group = self._query_rows(
+            idx_mapping=buffers.sample_mapping[:num_reqs],
+            positions=buffers.block_limits[:T],
+            max_query_len=rows,
+            max_seq_len=min(max_seq_len, self.max_model_len),
+        )
+        return self._context_of(how, buffers.block_slots[:T], buffers.block_positions[:T], (group,))
+
+    def dummy_block_rows(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
+        """Describe blocks for a full graph, which lays them out itself."""
+        self.buffers.fill_padding([1] * desc.num_tokens)
+        how = _how(CUDAGraphMode.FULL, desc, warmup)
+        return self.block_rows(desc.num_tokens, self.max_model_len, how)
+
     def _with_kept_launches(self, rows: QueryRows) -> QueryRows:
         """Share prepared kernels with earlier rows of equally many slots in the same buffers.
 
@@ -238,17 +256,23 @@ class ForwardContexts:
     ) -> ForwardContext:
         """Make the context of these rows. of_draft: of a level of the draft's own."""
         buffers = self.buffers
-        slot_mapping = (buffers.draft_slots if of_draft else buffers.slot_mapping)[:num_rows]
+        slots = (buffers.draft_slots if of_draft else buffers.slot_mapping)[:num_rows]
+        positions = (buffers.draft_positions if of_draft else buffers.positions)[:num_rows]
+        return self._context_of(how, slots, positions, groups)
+
+    def _context_of(
+        self, how: Dispatch, slots_T: Tensor, positions_T: Tensor, groups: tuple[QueryRows, ...]
+    ) -> ForwardContext:
         metadata = AttentionMetadata(
             layer_caches=self._layer_caches,
-            slot_mapping=slot_mapping,
-            positions=(buffers.draft_positions if of_draft else buffers.positions)[:num_rows],
+            slot_mapping=slots_T,
+            positions=positions_T,
             groups=groups,
         )
         return ForwardContext(
             attn_metadata=metadata,
-            slot_mapping=slot_mapping,
-            num_tokens=num_rows,
+            slot_mapping=slots_T,
+            num_tokens=len(slots_T),
             runtime_mode=how.mode,
             batch_descriptor=how.descriptor,
         )

@@ -11,7 +11,8 @@
 
 Where rows are shared out (EngineSizes.is_adaptive), target.decode and draft.prefill have graphs by
 requests and rows, and draft.decode is one level, replayed for each. captured.py says which sizes
-there are.
+there are. A draft that proposes blocks extends its KV in draft.prefill, after rounds alone, and
+proposes in draft.decode; it has no other family.
 
 The target's graphs end at the hidden states; its tokens are chosen after them, kernel by kernel
 unless target.choice does it. The draft chooses inside its own, so those of each Proposal are a kind
@@ -56,7 +57,7 @@ class TargetGraphs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftGraphs:
-    """extend: None where the number of drafts is fixed."""
+    """extend: None where the number of drafts is fixed, and where prefill proposes nothing."""
 
     prefill: CudaGraphManager
     decode: CudaGraphManager
@@ -80,6 +81,7 @@ class GraphFamilies:
         self.managers: list[CudaGraphManager] = []  # in the order of capture
         # requests of rounds of trees, where others are of chains
         self.tree_sizes = tree_sizes(sizes, config.request_sizes)
+        self._drafts_blocks = has_draft and sizes.block_rows > 0
         # of rounds whose rows are shared out: (requests, rows), by rows
         self.shapes = shared_shapes(sizes, config.request_sizes, num_dear)
         self.target = self._target(has_draft)
@@ -140,7 +142,8 @@ class GraphFamilies:
                 # padding has paths too, and there is a graph of just their rows
                 num_rows = next(n for n in self.tree_sizes if n >= V) * P
         num_each = None if is_ragged else P
-        return prefill.dispatch(V, num_rows, num_each, kind=proposal, most_reqs=most_reqs)
+        kind = None if self._drafts_blocks else proposal
+        return prefill.dispatch(V, num_rows, num_each, kind=kind, most_reqs=most_reqs)
 
     def capture(self, captures: Captures) -> None:
         """Capture every size of every family; then nothing more until the next call."""
@@ -210,6 +213,8 @@ class GraphFamilies:
     def _draft(self) -> DraftGraphs:
         config, P = self._config, self._sizes.path_len
         sizes = self._rounds(P)
+        if self._drafts_blocks:
+            return self._draft_of_blocks(sizes)
         prefill = self._drafting("draft_prefill", config.modes["draft_prefill"], sizes.tokens)
         decode = self._drafting("draft_decode", _mode_of(config, "draft_decode"), ())
         extend = None
@@ -217,6 +222,13 @@ class GraphFamilies:
             plain = self.target.of_round(1).sizes
             extend = self._manager("draft_extend", plain, _full_or_none(prefill.mode), 1)
         return DraftGraphs(prefill=prefill, decode=decode, extend=extend)
+
+    def _draft_of_blocks(self, rounds: CaptureSizes) -> DraftGraphs:
+        mode = _full_or_none(self._config.modes["draft_prefill"])
+        extended = replace(rounds, tokens=())
+        prefill = self._manager("draft_prefill", extended, mode, self._sizes.path_len)
+        decode = self._drafting("draft_decode", _mode_of(self._config, "draft_decode"), ())
+        return DraftGraphs(prefill=prefill, decode=decode, extend=None)
 
     def _drafting(self, name: str, mode: CUDAGraphMode, tokens: Sequence[int]) -> CudaGraphManager:
         """Make a family of the draft, with the graphs of each proposal. tokens: of its pieces."""

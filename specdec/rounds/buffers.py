@@ -109,6 +109,12 @@ class StepBuffers:
         self.draft_positions = integers(L)  # [L] of the seed, then the next row; 0 = padding
         self.draft_slots = integers(L)  # [L] its cache slot, -1 = padding
         self.candidates = Candidates(shape, W, sizes.first_node_slot, device)
+        # the rows of blocks, sizes.block_rows for each batch slot, laid out by block_rows.py
+        num_rows = B * sizes.block_rows
+        self.block_ids = integers(num_rows)  # [B x rows]
+        self.block_positions = integers(num_rows)  # [B x rows] 0 = padding
+        self.block_slots = integers(num_rows)  # [B x rows] cache slot, -1 = padding
+        self.block_limits = integers(num_rows)  # [B x rows] the last key that the row sees
         self.draft_levels = integers(B)  # [B] drafted so far
         # where the draft may stop early; see rounds/level.py
         self.num_going = integers(1)  # [1] slots that draft the next level; 0: all have stopped

@@ -115,7 +115,7 @@ def launch_write_nodes(
         best if to.calibration is None else to.calibration,
         best if to.threshold is None else to.threshold,
         ids if to.d2t_W is None else to.d2t_W,
-        *(*slots, state.block_table, tiles, B, R - 1, state.draft_tokens.shape[1], M),
+        *(*slots, state.block_table, tiles, best.stride(0), R - 1, state.draft_tokens.shape[1], M),
         *(to.max_model_len, -1 if to.level is None else to.level),
         K=to.shape.levels,
         IS_FIRST=to.level == 0,
@@ -131,7 +131,7 @@ def launch_write_nodes(
     )
 
 
-@jit(varying=("temperatures_ptr", "tiles", "B", "given_level"))
+@jit(varying=("temperatures_ptr", "tiles", "num_rows", "given_level"))
 def _write_nodes_kernel(
     proposed_ptr,  # [B, X] tokens
     levels_ptr,  # [B] draft_levels
@@ -143,9 +143,9 @@ def _write_nodes_kernel(
     tokens_ptr,  # [R + 1, X]
     num_nodes_ptr,  # [R + 1]
     probs_ptr,  # [R + 1, X] float32, with HAS_PROBS
-    best_ptr,  # [tiles, B]
-    ids_ptr,  # [tiles, B]
-    sums_ptr,  # [tiles, B] float32, with HAS_PROBS
+    best_ptr,  # [tiles, num_rows], the first B
+    ids_ptr,  # [tiles, num_rows]
+    sums_ptr,  # [tiles, num_rows] float32, with HAS_PROBS
     temperatures_ptr,  # [B] float32, with IS_SAMPLED
     calibration_ptr,  # [2, K] float32, with HAS_PROBS
     threshold_ptr,  # [1] float32, with STOPS
@@ -155,7 +155,7 @@ def _write_nodes_kernel(
     num_drafts_ptr,  # [R + 1] num_draft_tokens
     block_table_ptr,  # [R + 1, M]
     tiles,
-    B,
+    num_rows,  # of maxima: of this level alone, or of several
     R,
     X,
     M,
@@ -184,7 +184,7 @@ def _write_nodes_kernel(
         num_voters = count_drafting(stop, level, idx, row)
         if num_voters == 0:
             return
-    token = tl.maximum(lowest_best(best_ptr, ids_ptr, b, tiles, B, BLOCK), 0).to(tl.int64)
+    token = tl.maximum(lowest_best(best_ptr, ids_ptr, b, tiles, num_rows, BLOCK), 0).to(tl.int64)
     if HAS_D2T:
         token = tl.load(d2t_ptr + token)
     position = tl.load(num_computed_ptr + row) + level
@@ -202,7 +202,7 @@ def _write_nodes_kernel(
             temperature = tl.load(temperatures_ptr + b)
             scale = tl.where(temperature > 0.0, temperature, 1.0)
             kind = (temperature > 0.0).to(tl.int64)
-        share = confidence(best_ptr, sums_ptr, scale, b, tiles, B, BLOCK)
+        share = confidence(best_ptr, sums_ptr, scale, b, tiles, num_rows, BLOCK)
         inside = tl.minimum(tl.maximum(share, LEAST), 1.0 - LEAST)
         odds = tl.load(calibration_ptr + kind * K + level) * (inside / (1.0 - inside))
         prob = odds / (1.0 + odds)

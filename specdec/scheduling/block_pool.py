@@ -109,8 +109,13 @@ class RequestBlocks:
 
     def for_round(self, request: Request, num_tokens: int) -> int:
         """Blocks for `num_tokens` tokens, the rows of a round and the drafts for the next one."""
-        num_slots = num_tokens + 2 * request.num_speculative_tokens
+        num_slots = num_tokens + self.num_ahead(request)
         return _num_blocks(min(num_slots, self._max_slots(request)))
+
+    def num_ahead(self, request: Request) -> int:
+        """Count slots after its known tokens that a round and the proposal after it may write."""
+        K = request.num_speculative_tokens
+        return 2 * K + self._sizes.anchor_rows if K else 0
 
     def _max_slots(self, request: Request) -> int:
         num_tokens = len(request.prompt_token_ids) + request.rules.max_tokens

@@ -288,7 +288,7 @@ class Scheduler:
     def _grow(self, request: Request) -> bool:
         """Give a request the blocks of its next round, wherever the steps in flight leave it."""
         most_tokens = request.num_tokens + request.most_pending
-        num_slots = most_tokens + 2 * request.num_speculative_tokens
+        num_slots = most_tokens + self.blocks.num_ahead(request)
         if num_slots <= len(request.blocks) * BLOCK_SIZE:
             return True
         count = self.blocks.for_round(request, most_tokens) - len(request.blocks)

@@ -99,6 +99,10 @@ def forwards(runner: Runner) -> Iterator[Step]:
     shapes = {shape.rows: shape for shape in uniform_shapes(sizes)}
     for each, count, keys in attention_cuts(runner, shapes, sizes.max_num_rows, sizes.tree):
         yield round_of(runner, count, shapes[each], longest=keys)
+    if sizes.block_rows:
+        most = sizes.max_num_seqs * sizes.block_rows
+        for _, count, keys in attention_cuts(runner, (sizes.block_rows,), most):
+            yield round_of(runner, count, sizes.shape_of(1), longest=keys)
     if launch_plan.PROMPT_MORE_THAN is not None:  # whatever the query heads of a kv head
         yield chunk(runner, launch_plan.PROMPT_MORE_THAN + 1, 1)
     yield from shared_rounds(runner)
@@ -207,12 +211,16 @@ def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
 
 
 def request_counts(runner: Runner, query_len: int) -> Iterable[int]:
-    """List every kind of row count; of trees also those of the draft's levels.
+    """List every kind of row count; of trees also those of the draft's levels, and of blocks.
 
     All requests are among them: their number is what some kernels go by.
     """
     most, tree = runner.sizes.max_num_seqs, runner.sizes.tree
-    each = (query_len, tree.top_k) if tree is not None and query_len > 1 else (query_len,)
+    each = [query_len]
+    if query_len > 1 and tree is not None:
+        each.append(tree.top_k)
+    if query_len > 1 and runner.sizes.block_rows:
+        each.append(query_len - 1)  # the rows of a block that propose
     return dict.fromkeys(count for rows in each for count in (*counts_by_kind(rows, most), most))
 
 

@@ -51,7 +51,7 @@ from specdec.start.sizing import (
     largest_sizes,
 )
 from specdec.start.speculation import Drafting, drafting_of
-from weights.config import EagleConfig, TargetConfig
+from weights.config import DraftConfig, TargetConfig
 from weights.files.reader import Reader
 from weights.load import LoadedEagle, LoadedTarget, bind_eagle, bind_target
 from weights.ranks import KEEP_WHOLE, check_draft_ranks, check_target_ranks
@@ -196,7 +196,7 @@ def check_parts(found: Found, size: int) -> None:
         check_draft_parts(resolution.config, size, speculation.acceptance)
 
 
-def check_draft_parts(config: EagleConfig, size: int, acceptance: str) -> None:
+def check_draft_parts(config: DraftConfig, size: int, acceptance: str) -> None:
     """Refuse a draft that cannot be cut for so many ranks."""
     check_draft_ranks(config, size)
     fit = draft_fit_of(config, size)

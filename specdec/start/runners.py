@@ -27,8 +27,8 @@ from specdec.start.device import device_memory, device_of, dtype_of, log_tiles, 
 from specdec.start.measure_costs import largest_captured
 from specdec.start.memory import measure_needs, memory_table, of_all_ranks, plan_memory
 from specdec.start.sizing import GIB, cache_factor, check_heads, check_length, largest_sizes
-from specdec.start.speculation import Drafting, of_draft
-from weights.config import EagleConfig
+from specdec.start.speculation import Drafting, of_checkpoint
+from weights.config import BlockConfig, DraftConfig
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
 from weights.shard import WHOLE
 
@@ -74,7 +74,7 @@ def read_models(found: Found, config: EngineConfig, ranks: Ranks) -> Models:
         with phase("draft weights"):
             eagle = _read_draft(found.draft, found.speculation, target, progress, ranks)
         logger.info("%s", eagle.report)
-        drafting = of_draft(drafting, eagle.config.draft_vocab_size)
+        drafting = of_checkpoint(drafting, found.speculation, eagle.config)
     return Models(target=target, eagle=eagle, drafting=drafting)
 
 
@@ -210,13 +210,17 @@ def _read_draft(
     return eagle
 
 
-def check_method(speculation: SpeculativeConfig, eagle: EagleConfig) -> None:
+def check_method(speculation: SpeculativeConfig, draft: DraftConfig) -> None:
     """Refuse a draft of another method than was asked for."""
-    method = "eagle" if eagle.entry == "fc" else "eagle3"
+    if isinstance(draft, BlockConfig):
+        method: str = draft.method
+    else:
+        method = "eagle" if draft.entry == "fc" else "eagle3"
     if speculation.method not in ("auto", method):
+        kind = f"{'an' if method.startswith('e') else 'a'} {method} draft"
         raise ValueError(
-            f"method={speculation.method!r}, but {speculation.model} is an {method} draft (format "
-            f"{eagle.format}); give method='auto' or method={method!r}"
+            f"method={speculation.method!r}, but {speculation.model} is {kind} (format "
+            f"{draft.format}); give method='auto' or method={method!r}"
         )
 
 

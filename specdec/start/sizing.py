@@ -13,8 +13,8 @@ from specdec.kernels.head_columns import MOST_BYTES
 from specdec.requests.tokenizer import Tokenizer
 from specdec.requests.tokenizer_files import vocabulary_name
 from specdec.sizes import BLOCK_SIZE, MAX_STOP_IDS, MAX_TREE_REQUESTS, EngineSizes
-from specdec.start.speculation import Drafting
-from weights.config import BLOCK, EagleConfig, Heads, LayerKind, RopeConfig, TargetConfig
+from specdec.start.speculation import Drafting, block_rows
+from weights.config import BLOCK, DraftConfig, Heads, LayerKind, RopeConfig, TargetConfig
 from weights.errors import Problems, shown
 from weights.files.header import FLOAT_DTYPES, TensorEntry
 from weights.files.reader import Reader
@@ -27,7 +27,7 @@ MOST_PREFIXES = 4  # a prefix cache holds at most this many times what all state
 
 
 def largest_sizes(
-    config: EngineConfig, drafting: Drafting, target: TargetConfig, eagle: EagleConfig | None
+    config: EngineConfig, drafting: Drafting, target: TargetConfig, eagle: DraftConfig | None
 ) -> EngineSizes:
     """Give the cache as many blocks as help: what all state rows hold, by `cache_factor`."""
     longest, limit = longest_context(target)
@@ -46,6 +46,7 @@ def largest_sizes(
         num_speculative_tokens=drafting.num_tokens,
         is_adaptive=drafting.is_adaptive,
         tree=drafting.tree,
+        block_rows=block_rows(eagle, drafting.num_tokens),
     )
 
 
@@ -187,7 +188,7 @@ def _max_num_seqs(config: EngineConfig, drafting: Drafting) -> int:
     return MAX_TREE_REQUESTS
 
 
-def _check_children(drafting: Drafting, eagle: EagleConfig) -> None:
+def _check_children(drafting: Drafting, eagle: DraftConfig) -> None:
     """Refuse more children of a node than the draft knows tokens: children differ."""
     if drafting.tree is not None and drafting.tree.top_k > eagle.draft_vocab_size:
         tree = f"a draft tree with {drafting.tree.top_k} children of each node"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from specdec.sizes import TreeShape
 from specdec.speculative_config import AUTO, SpeculativeConfig
+from weights.config import BlockConfig, DraftConfig
 
 logger = logging.getLogger("specdec")
 
@@ -90,3 +91,41 @@ def of_draft(drafting: Drafting, draft_vocab_size: int) -> Drafting:
     line = "no draft trees of top_k=%d: the draft knows %d tokens"
     logger.info(line, tree.top_k, draft_vocab_size)
     return replace(drafting, tree=None)
+
+
+def of_checkpoint(
+    drafting: Drafting, speculation: SpeculativeConfig, draft: DraftConfig
+) -> Drafting:
+    """Draft as the checkpoint's kind can; ValueError for what it cannot."""
+    if isinstance(draft, BlockConfig):
+        return _of_block(drafting, speculation, draft)
+    return of_draft(drafting, draft.draft_vocab_size)
+
+
+def _of_block(drafting: Drafting, speculation: SpeculativeConfig, draft: BlockConfig) -> Drafting:
+    """Draft the same number in every round: one pass proposes them all."""
+    given, kind = speculation.num_speculative_tokens, f"a {draft.method} draft"
+    if isinstance(given, int) and given > draft.max_drafts:
+        most = f"{kind} with blocks of {draft.block_size} rows proposes at most {draft.max_drafts}"
+        raise ValueError(f"num_speculative_tokens={given}: {most}")
+    refused = {
+        "top_k": (speculation.has_fixed_tree, "draft trees come from EAGLE heads only"),
+        "adaptive": (speculation.adaptive is True, f"{kind} proposes as many in every round"),
+        "draft_confidence_threshold": (
+            bool(speculation.draft_confidence_threshold),
+            f"{kind} proposes all its tokens in one pass, and stopping would spare nothing",
+        ),
+    }
+    for name, (is_given, why) in refused.items():
+        if is_given:
+            raise ValueError(f"{name}={getattr(speculation, name)!r}: {why}: leave it out")
+    number = given if isinstance(given, int) else min(draft.max_drafts, MOST_LEVELS)
+    logger.info("%s proposes %d tokens for every request, in one pass", kind, number)
+    return Drafting(number)
+
+
+def block_rows(draft: DraftConfig | None, num_drafts: int) -> int:
+    """Count the rows of a request in the pass that proposes this many tokens; 0: there is none."""
+    if not isinstance(draft, BlockConfig) or num_drafts == 0:
+        return 0
+    return draft.num_rows_for(num_drafts)

@@ -15,9 +15,10 @@ K = 4
 class ScriptedDraft:
     """Proposes, for a request at position n, the tokens script[row][n + 1 ...]."""
 
-    def __init__(self, runner, scripts):
+    def __init__(self, runner, scripts, num_drafts=K):
         self.runner = runner
         self.scripts = scripts
+        self.num_drafts = num_drafts
 
     def extend(self, step):
         pass
@@ -26,7 +27,7 @@ class ScriptedDraft:
         state = self.runner.state
         for row in self.runner.buffers.sample_mapping[: step.num_reqs].tolist():
             here = int(state.num_computed_tokens[row]) + 1
-            tokens = (self.scripts[row] + [0] * 2 * K)[here : here + K]
+            tokens = (self.scripts[row] + [0] * 2 * self.num_drafts)[here : here + self.num_drafts]
             state.draft_tokens[row] = torch.tensor(tokens)
             state.num_nodes[row] = state.num_draft_tokens[row]
 

@@ -6,12 +6,14 @@ must fail.
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from specdec.drafts import eagle as draft
+from specdec.drafts import perturbation as noise
 from specdec.kernels.gumbel import uniform_ref
 from specdec.requests.params import SamplingFlags, SamplingStart
 from specdec.rounds.propose import propose_level
@@ -21,8 +23,11 @@ from specdec.sampler import sampler as choice
 from specdec.sampler.sampler import scaled_in_support
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes
-from tests.specdec.tiny_pair import changed, on_disk, random_draft
+from specdec.start.speculation import block_rows
+from tests.specdec.tiny_pair import changed, lively, on_disk, random_draft
+from tests.weights.blocks import DSPARK, block_config
 from tests.weights.tiny import eagle3_config, tiny_target
+from weights.shapes import draft_shapes
 
 K = 2
 V = 8
@@ -79,6 +84,7 @@ def draw(pair, rule, num_draws, temperature=TEMPERATURE, limits=LIMITS, spoil=la
         max_num_batched_tokens=ROWS * len(PROMPT),
         num_kv_blocks=ROWS,
         num_speculative_tokens=K,
+        block_rows=block_rows(pair[1].config, K),
     )
     runner = Runner(pair[0].loaded, pair[1], sizes, torch.device("cpu"), acceptance=rule)
     counts = Counter()
@@ -144,6 +150,40 @@ def test_three_tokens_have_the_targets_law(pair, law, rule, num_draws):
     assert num_accepted > 0.1
 
 
+@pytest.fixture(scope="module")
+def blocks(pair):
+    """blocks(**changes): the same target, with a block draft whose markov head has a say."""
+
+    def make(**changes):
+        config = block_config(pair[0].loaded, **changes)
+        tensors = lively(draft_shapes(config), seed=1)
+        tensors |= {name: 3 * x for name, x in tensors.items() if ".markov_w" in name}
+        return pair[0], replace(pair[1], config=config, tensors=tensors)
+
+    return make
+
+
+BLOCKS = [DSPARK, {}, DSPARK | {"markov": "rnn", "anchor_proposes": False}]
+OF_BLOCKS = [(rule, i, FEW) for rule in RULES for i in range(len(BLOCKS))]
+OF_BLOCKS += [("exact", 1, 100_096), ("rejection", 0, 100_096), ("block", 2, 100_096)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule, kind, num_draws", OF_BLOCKS)
+def test_three_tokens_have_the_targets_law_after_block_drafts(blocks, law, rule, kind, num_draws):
+    counts, num_accepted = draw(blocks(**BLOCKS[kind]), rule, num_draws)
+    assert excess(counts, law) < 1
+    assert num_accepted > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("kind", range(len(BLOCKS)))
+def test_a_false_law_of_block_drafts_is_seen(blocks, law, rule, kind):
+    counts, _ = draw(blocks(**BLOCKS[kind]), rule, FEW, spoil=shift)
+    assert excess(counts, law) > 1
+
+
 @pytest.mark.parametrize(
     "rule", ["exact", *(pytest.param(rule, marks=pytest.mark.slow) for rule in RULES[1:])]
 )
@@ -184,7 +224,7 @@ def test_drafts_whose_probabilities_are_kept_without_their_limits_are_seen(pair,
     def without_floor(logits_TV, temperature_T, floor_T):
         return scaled_in_support(logits_TV, temperature_T, torch.full_like(floor_T, -torch.inf))
 
-    monkeypatch.setattr(draft, "scaled_in_support", without_floor)
+    monkeypatch.setattr(noise, "scaled_in_support", without_floor)
     counts, _ = draw(pair, rule, FEW, limits=NARROW[0])
     assert excess(counts, law_of_texts(pair, NARROW[0])) > 2
 

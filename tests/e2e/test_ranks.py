@@ -21,6 +21,7 @@ from specdec.parallel import lead as leading
 from specdec.parallel import processes
 from specdec.parallel.processes import RankError
 from specdec.start import load
+from tests.block_pair import write_bigrams
 from tests.shared_rows import at_random, rows_are_shared
 
 SIZES = {"max_num_seqs": 5, "max_model_len": 256, "device": "cpu", "seed": 7}
@@ -220,6 +221,17 @@ def test_experts_are_those_of_one_rank(requests):
     of_one = outputs_of(ranks(draft, 1, "demo-experts"), few)
     assert told(outputs) == told(of_one)
     assert rounds_of(outputs) == rounds_of(of_one)
+
+
+@pytest.mark.slow
+def test_blocks_that_each_rank_drafts_whole_are_those_of_one(tmp_path, requests, expected):
+    directory = write_bigrams(tmp_path / "draft", "deepspec-dspark")
+    draft = chain_of(3, str(directory), draft_tensor_parallel_size=1)
+    with ranks(draft, **CHUNKS) as llm:
+        outputs = outputs_of(llm, requests)
+    assert told(outputs) == expected
+    assert rounds_of(outputs) == rounds_of(outputs_of(ranks(draft, 1, **CHUNKS), requests))
+    assert sum(each.stats.num_preemptions for each in outputs) > 0
 
 
 @pytest.mark.slow

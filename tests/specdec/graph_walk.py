@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,11 +18,13 @@ from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import PLAIN, EngineSizes, TreeShape
+from specdec.start.speculation import block_rows
 from tests.specdec.buffer_tensors import buffer_tensors
 from tests.specdec.tiny_pair import changed, lively, random_draft
+from tests.weights.blocks import DSPARK, block_config
 from tests.weights.tiny import eagle1_config, eagle3_config, tiny_target
-from weights import ExpertsConfig, LoadedEagle, LoadedTarget
-from weights.shapes import target_shapes
+from weights import BindingReport, ExpertsConfig, LoadedEagle, LoadedTarget
+from weights.shapes import draft_shapes, target_shapes
 
 NUM_REQS, NUM_ROWS = 32, 36  # the last rows of the state are free
 BAD = 10**6  # no token, slot, position or row
@@ -46,7 +49,10 @@ def make_backend(name: str) -> tuple[GraphBackend | None, torch.device]:
 
 
 def tiny(draft: str | None, device: torch.device, head_dim: int = 32) -> Pair:
-    """Two layers of 64 channels; "eagle3", "eagle1" or no draft, or "eagle3, experts"."""
+    """Two layers of 64 channels; "eagle3", "eagle1", "dflash", "dspark" or no draft.
+
+    "eagle3, experts": the target has experts.
+    """
     plain = tiny_target()
     config = changed(
         plain.config,
@@ -66,11 +72,26 @@ def tiny(draft: str | None, device: torch.device, head_dim: int = 32) -> Pair:
     )
     if draft is None:
         return Pair(target, None, device)
+    if draft in BLOCKS:
+        return Pair(target, tiny_block(target, draft, device, head_dim), device)
     make = eagle3_config if draft.startswith("eagle3") else eagle1_config
     changes = {"intermediate_size": 96, "num_heads": 2, "num_kv_heads": 1, "head_dim": head_dim}
     taps = {"aux_boundaries": (0, 1, 2)} if draft.startswith("eagle3") else {}
     eagle = random_draft(make(target, **changes, **taps))
     return Pair(target, dataclasses.replace(eagle, tensors=_on(device, eagle.tensors)), device)
+
+
+BLOCKS = {"dflash": {}, "dspark": DSPARK | {"markov": "rnn"}}
+
+
+def tiny_block(target: LoadedTarget, kind: str, device: torch.device, head_dim: int) -> LoadedEagle:
+    """A block draft of two layers that was never in a file."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "num_kv_heads": 1}
+    taps = {"aux_boundaries": (0, 1, 2)}
+    config = block_config(target, **sizes, **taps, head_dim=head_dim, **BLOCKS[kind])
+    tensors = _on(device, lively(draft_shapes(config), seed=1))
+    report = BindingReport(directory=Path(), role="draft", format="", fields=())
+    return LoadedEagle(config=config, tensors=tensors, report=report)
 
 
 def _on(device: torch.device, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -96,6 +117,7 @@ def tiny_runner(
         num_speculative_tokens=k,
         tree=tree,
         is_adaptive=is_adaptive,
+        block_rows=block_rows(None if pair.eagle is None else pair.eagle.config, k),
     )
     runner = Runner(
         pair.target,
@@ -217,6 +239,8 @@ class Walk:
         is_row = filled.slot_mapping[:T] >= 0  # and no padding, as where a draft stopped
         hidden = filled.hidden_states[[row for row in decided if is_row[row]]]
         proposes = filled.sample_mapping[:num_seeds] >= 0
+        if runner.sizes.block_rows:  # whose rows are laid out anew
+            proposes = proposes & False
         streams = filled.draft_hidden[:num_seeds][proposes]
         buffers = [hidden, filled.aux_hidden_states[:T][is_row], streams]
         assert all(buffer.isfinite().all() for buffer in buffers)

@@ -1,1 +1,1 @@
-"""EAGLE drafts: from any format to one EagleConfig."""
+"""Drafts: from any format to one EagleConfig or BlockConfig."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from weights.config import EagleConfig
+from weights.config import DraftConfig
 from weights.files.reader import Reader
 from weights.files.transfer import read_tensors
 from weights.rename import rename
@@ -19,14 +19,14 @@ HEAD = "lm_head.weight"
 
 
 def drop_copies(
-    config: EagleConfig,
+    config: DraftConfig,
     tensors: dict[str, Tensor],
     target_tensors: dict[str, Tensor],
     log: Log,
     *,
     ids: range | None,
     agree: Callable[[bool], bool],
-) -> EagleConfig:
+) -> DraftConfig:
     """An embedding or head that equals the target's is borrowed: its copy leaves `tensors`.
 
     ids:   of the target's rows, where the draft has all; None: both have the same ones
@@ -54,7 +54,7 @@ def _is_equal(mine: Tensor, theirs: Tensor) -> bool:
 
 
 def read_borrowed(
-    config: EagleConfig,
+    config: DraftConfig,
     target: Reader,
     is_tied: bool,
     *,

@@ -1,8 +1,8 @@
-"""Which EAGLE format a checkpoint is, and what each format leaves unsaid: rows, tried in order.
+"""Which format a draft's checkpoint is, and what each format leaves unsaid: rows, tried in order.
 
 Sources: SafeAILab/EAGLE, sgl-project/SpecForge, vllm-project/speculators, NVIDIA/Model-Optimizer,
-Tencent/AngelSlim, deepseek-ai/DeepSpec, and the configs of their published heads. Drafts of other
-kinds are refused by name: better than a list of unexpected tensors.
+Tencent/AngelSlim, deepseek-ai/DeepSpec, z-lab/dflash, and the configs of their published heads.
+Drafts of other kinds are refused by name: better than a list of unexpected tensors.
 """
 
 import re
@@ -36,17 +36,36 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Format:
     """One format; the fields after `is_it` say what its configs mean where they are silent."""
 
     name: str
     is_it: Callable[[Evidence], bool]
     layer_ids: Literal["boundary", "output"] = "boundary"  # the stream entering it, or leaving it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout(Format):
+    """A format of EAGLE heads."""
+
     norm_before_residual: bool = False  # if the key is absent
     final_norm_key: str = "use_last_layernorm"  # switches the norm before lm_head
     # make the draft recycle its hidden after that norm
     recycled_keys: tuple[str, ...] = ("norm_output", "return_hidden_post_norm")
     recycles_norm: bool = False  # always after that norm, if any (EAGLE-1's head reads the same)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockLayout(Format):
+    """A format of drafts that propose a block."""
+
+    block_size: int | None = None  # None: the config must say it
+    anchor_proposes: bool = False
+    markov_rank: int = 0
+    has_confidence: bool | None = None  # None: by the tensor
+    spreads_taps: bool = (
+        False  # ids that are not given lie evenly between the first layers and last
+    )
 
 
 MIDLAYER = r"(^|\.)midlayers?\."
@@ -91,6 +110,46 @@ LAYOUTS = (
 )
 
 
+def _has_projector(kind: str) -> Callable[[Evidence], bool]:
+    return lambda e: e.flat.get("projector_type") == kind
+
+
+BLOCK_LAYOUTS = (
+    BlockLayout(
+        name="speculators-dflash", is_it=lambda e: e.is_speculators("dflash"), block_size=8
+    ),
+    BlockLayout(
+        name="speculators-dspark",
+        is_it=lambda e: e.is_speculators("dspark"),
+        block_size=8,
+        anchor_proposes=True,
+        markov_rank=256,
+        has_confidence=True,
+    ),
+    BlockLayout(
+        # with markov_rank 0 this is its "DFlash", whose anchor proposes all the same
+        name="deepspec-dspark",
+        is_it=lambda e: e.is_architecture(r"(?<!^)DSparkModel$"),
+        layer_ids="output",
+        anchor_proposes=True,
+    ),
+    BlockLayout(
+        name="specforge-dspark",
+        is_it=lambda e: e.is_architecture("^DSparkDraftModel$") or _has_projector("dspark")(e),
+        layer_ids="output",
+        anchor_proposes=True,
+        spreads_taps=True,
+    ),
+    BlockLayout(
+        name="dflash",
+        is_it=lambda e: e.is_architecture("^DFlashDraftModel$") or "dflash_config" in e.raw,
+        layer_ids="output",
+        block_size=16,
+        spreads_taps=True,
+    ),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
     """What gives a kind of draft away, any one of them: architecture and tensor are patterns."""
@@ -113,18 +172,28 @@ MTP = r"(eh_proj|enorm|hnorm|shared_head\.\w+)\.weight$"
 MLA = r"self_attn\.(kv_a_proj|q_a_proj)"
 REFUSED = {
     "P-EAGLE (parallel drafting)": Signs(speculators=("peagle",), tensor=r"(^|\.)mask_hidden$"),
-    "DFlash": Signs(
-        speculators=("dflash", "dflash2"),
-        architecture="DFlash",
-        config=lambda e: "dflash_config" in e.raw,
+    "DFlash2": Signs(
+        speculators=("dflash2",),
+        architecture="DFlash2",
+        tensor=r"(^|\.)(candidate_selector|attention_conv|mlp_conv)\.",
     ),
-    "DSpark": Signs(speculators=("dspark",), architecture="(?i)dspark", tensor=r"markov_head\."),
+    "Domino": Signs(
+        architecture="Domino",
+        tensor=r"(^|\.)(prefix_gru|embed_proj)\.",
+        config=_has_projector("domino"),
+    ),
+    "a block draft whose mask has an embedding of its own": Signs(tensor=r"(^|\.)mask_embedding"),
     "EagleMedusa (parallel draft heads)": Signs(
         tensor=r"parallel_draft_heads\.",
         config=lambda e: e.flat.get("parallel_draft_step", 1) != 1,
     ),
     "MTP (multi-token prediction)": Signs(speculators=("mtp", "fastmtp"), tensor=MTP),
-    "an MLA draft (latent attention)": Signs(architecture="Eagle3?Deepseek", tensor=MLA),
+    "an MLA draft (latent attention)": Signs(
+        speculators=("dsv4_dspark",),
+        architecture="Eagle3?Deepseek|(?i:deepseek.*(dspark|dflash))",
+        tensor=MLA,
+        config=lambda e: e.flat.get("attention_mode") == "mla",
+    ),
     "GRIFFIN (token-guided fusion)": Signs(
         architecture="(?i)griffin", tensor="(?i)griffin|token_guided"
     ),
@@ -144,19 +213,35 @@ ONLY: dict[str, object] = {
 }
 
 
-def find_layout(evidence: Evidence, problems: Problems) -> Layout | None:
-    """The format, or None with a problem that names what it is instead."""
+# the same of block drafts, each with what another value would mean
+ONLY_OF_BLOCKS: dict[str, tuple[object, str]] = {
+    "is_causal": (False, "a block whose rows, or some heads of them, are causal"),
+    "causal": (False, "a block whose rows are causal"),
+    "use_swa": (False, "a block draft with windows"),
+    "use_sliding_window": (False, "a block draft with windows"),
+    "attention_sink_bias": (False, "a block draft with attention sinks"),
+    "attention_modes": (None, "a block draft with latent or linear attention"),
+    "attention_mode": ("gqa", "a block draft with latent or linear attention"),
+    "input_embedding_scale": (1.0, "a block draft that scales its embedding"),
+    "output_multiplier": (1.0, "a block draft that scales its logits"),
+}
+SPECULATORS = ("eagle", "eagle3", "dflash", "dspark")  # its model types that are supported
+
+
+def find_layout(evidence: Evidence, problems: Problems) -> Layout | BlockLayout | None:
+    """Find the format; or None, with a problem that names what it is instead."""
     refused = next((kind for kind, signs in REFUSED.items() if signs.fit(evidence)), None)
     if refused is not None:
         line = f"config.json and tensor names: this is {refused}, which is not supported"
         problems.add(line, fatal=True)
         return None
-    layout = next((layout for layout in LAYOUTS if layout.is_it(evidence)), None)
+    layouts: tuple[Layout | BlockLayout, ...] = (*BLOCK_LAYOUTS, *LAYOUTS)
+    layout = next((layout for layout in layouts if layout.is_it(evidence)), None)
     kind = evidence.raw.get("speculators_model_type")
     if kind is not None and (layout is None or not layout.name.startswith("speculators")):
-        line = f"speculators_model_type {kind!r} is not supported, only eagle, eagle3"
+        line = f"speculators_model_type {kind!r} is not supported, only {', '.join(SPECULATORS)}"
         problems.add(f"config.json: {line}", fatal=True)
     elif layout is None:
         line = "no fc.weight, no hidden_norm, and config.json names no known format"
-        problems.add(f"no EAGLE draft: {line}", fatal=True)
+        problems.add(f"no known draft: {line}", fatal=True)
     return layout

@@ -4,12 +4,12 @@ import dataclasses
 from typing import Literal
 
 from weights.config import EagleConfig
-from weights.draft.sources import Sources
+from weights.draft.sources import EagleSources
 
 FIRST_NORM = "layers.0.input_layernorm.weight"
 
 
-def resolve_norms(sources: Sources, config: EagleConfig) -> EagleConfig:
+def resolve_norms(sources: EagleSources, config: EagleConfig) -> EagleConfig:
     """`config` with its norms filled in."""
     resolved = (_entry_fc if config.entry == "fc" else _entry_qkv)(sources, config)
     if resolved.norm_before_fc and resolved.has_fc_norm:
@@ -17,7 +17,7 @@ def resolve_norms(sources: Sources, config: EagleConfig) -> EagleConfig:
     return resolved
 
 
-def _entry_fc(sources: Sources, config: EagleConfig) -> EagleConfig:
+def _entry_fc(sources: EagleSources, config: EagleConfig) -> EagleConfig:
     """EAGLE-1 has no norms; speculators' `layernorms` switches three on together."""
     has_final_norm = sources.flag("has_final_norm", "layernorms", "norm.weight")
     absent = ("norm_before_fc", "fc_norm", "norm_before_residual")
@@ -31,7 +31,7 @@ def _entry_fc(sources: Sources, config: EagleConfig) -> EagleConfig:
     )
 
 
-def _entry_qkv(sources: Sources, config: EagleConfig) -> EagleConfig:
+def _entry_qkv(sources: EagleSources, config: EagleConfig) -> EagleConfig:
     first = "use_input_layernorm_in_first_layer"
     last = sources.layout.final_norm_key
     has_final_norm = sources.flag("has_final_norm", last, "norm.weight", default=True)
@@ -46,7 +46,7 @@ def _entry_qkv(sources: Sources, config: EagleConfig) -> EagleConfig:
     )
 
 
-def _norm_before_residual(sources: Sources) -> bool:
+def _norm_before_residual(sources: EagleSources) -> bool:
     key = "norm_before_residual"
     value = sources.fields.get(bool, key, sources.layout.norm_before_residual)
     default = f"default of {sources.layout.name}"
@@ -54,7 +54,7 @@ def _norm_before_residual(sources: Sources) -> bool:
     return value
 
 
-def _recycled(sources: Sources, has_final_norm: bool) -> Literal["pre_norm", "post_norm"]:
+def _recycled(sources: EagleSources, has_final_norm: bool) -> Literal["pre_norm", "post_norm"]:
     fields = sources.fields
     layout = sources.layout
     log = sources.log

@@ -20,7 +20,6 @@ class Sources:
 
     held: dict[str, TensorEntry]  # by the names of this package
     fields: Fields
-    layout: Layout
     target: TargetConfig | None  # None if a draft is inspected alone: what depends on it stays open
     aux_layers: tuple[int, ...] | None  # the caller's boundaries, instead of the checkpoint's
     log: Log
@@ -91,8 +90,32 @@ class Sources:
         self.log.add(field, value, source)
         return value
 
+    def owns(self, field: str, name: str) -> bool:
+        """Whether the draft has this tensor, or takes the target's."""
+        found = self.has(name)
+        self.log.add(field, found, self.presence(name) + ("" if found else ": the target's"))
+        return found
+
     def ignore(self, why: str, *keys: str) -> None:
         """Note each key that asks for what this draft lacks."""
         for key in keys:
             if self.fields.values.get(key):
                 self.log.note(f"{self.fields.source(key)} is ignored: {why}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleSources(Sources):
+    """Those of an EAGLE draft, with what its format leaves unsaid."""
+
+    layout: Layout
+
+    @classmethod
+    def of(cls, sources: Sources, layout: Layout) -> "EagleSources":
+        return cls(
+            held=sources.held,
+            fields=sources.fields,
+            target=sources.target,
+            aux_layers=sources.aux_layers,
+            log=sources.log,
+            layout=layout,
+        )

@@ -61,7 +61,7 @@ KERNELS = (
     (gate_up._gate_up_kernel, {"HAS_BIAS": False, "TAIL": 0}),
     (
         best_token._tile_maxima_kernel,
-        {"HAS_MASK": False, "HAS_SUMS": True, "STOP_IDS": 0, "FACTOR": 1.0},
+        {"HAS_MASK": False, "HAS_SUMS": True, "STOP_IDS": 0, "FACTOR": 1.0, "STRIDE": 0},
     ),
     (
         rotate_and_store._rotate_and_store_kernel,
@@ -102,11 +102,13 @@ def main() -> None:
 def ptx_of(kernel, constants, has_number: bool, given: Sequence[str] = ()) -> str:
     """Without line numbers. Pointers are to int64, numbers int32, where nothing else is said.
 
-    given: the window or sinks, which are None otherwise
+    given: the window, sinks or what is added, which are None otherwise
     """
     constants = constants | {"PDL": True}
     names = list(inspect.signature(kernel.fn).parameters)
-    absent = {"sinks_ptr", "window", *(() if has_number else ("needed_ptr",))} - {*given}
+    absent = {"sinks_ptr", "window", "addend_ptr", *(() if has_number else ("needed_ptr",))} - {
+        *given
+    }
     constants = {name: None for name in absent if name in names} | constants
     types = TYPES | dict.fromkeys(constants, "constexpr")
     signature = {

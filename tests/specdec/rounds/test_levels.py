@@ -1,19 +1,24 @@
 """kernel == twin for the levels of drafts: integers to the bit, scores but for the last digits."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from specdec.drafts.eagle import EagleDrafter
+from specdec.drafts.perturbation import perturbation
 from specdec.kernels.best_children import Perturbation
+from specdec.kernels.best_token import TileMaxima, launch_tile_maxima
 from specdec.kernels.choose_token import NoiseKeys
 from specdec.kernels.gumbel import TARGET
 from specdec.requests.draft_tree import depths
 from specdec.rounds.children import launch_children
 from specdec.rounds.fill import fill_round_ref
-from specdec.rounds.propose import propose_level, write_level, write_level_ref
+from specdec.rounds.propose import (
+    launch_write_nodes,
+    propose_level,
+    write_level,
+    write_level_ref,
+)
 from specdec.rounds.rank import keep_nodes_ref, launch_keep_nodes
 from specdec.sampler import row_parameters
 from specdec.sizes import TreeShape, chain
@@ -52,6 +57,24 @@ def test_logits_may_have_a_factor(device, by):
         found.append((state.draft_tokens[:5, 0].clone(), state.draft_probs[:5, 0].clone()))
     assert all(map(torch.equal, found[0], found[1]))
     assert not torch.equal(found[0][1], found[2][1])
+
+
+def test_a_level_may_have_some_of_the_rows_of_which_maxima_are_known(device):
+    """A block's levels come from one product of the head, the first ones first."""
+    normed, weight = torch.randn(15, D, device=device), torch.randn(V, D, device=device)
+    best, ids, _ = launch_tile_maxima(normed, weight)
+    blocks, levels_alone = make(device, 3), make(device, 3)
+    for buffers, state in (blocks, levels_alone):
+        fill_round_ref(buffers, state, 5, chain(3), 0, MAX_LEN)
+    for level in range(3):
+        rows = slice(5 * level, 5 * level + 5)
+        part = TileMaxima(best[:, rows], ids[:, rows])
+        launch_write_nodes(part, level_of(*blocks, level))
+        by_kernel(propose_level)(normed[rows].clone(), weight, level_of(*levels_alone, level))
+    rows = [0, 2, 3, 4]  # that have batch slots
+    assert torch.equal(blocks[1].draft_tokens[rows], levels_alone[1].draft_tokens[rows])
+    assert torch.equal(blocks[1].num_nodes[rows], levels_alone[1].num_nodes[rows])
+    assert len(blocks[1].draft_tokens[rows].unique()) > 6
 
 
 @pytest.mark.parametrize("K, level", [(1, 0), (3, 0), (3, 1), (3, 2), (5, 4)])
@@ -302,10 +325,9 @@ def test_rows_are_drawn_with_the_noise_of_their_requests_next_position(
     buffers.sample_mapping[:3] = rows
     buffers.draft_positions[:3] = state.num_computed_tokens[rows] + 1  # of a third level's rows
     state.sampling.seeds[:] = torch.randint(0, 1 << 31, state.sampling.seeds.shape)
-    drafter = SimpleNamespace(buffers=buffers, state=state, d2t=None, rule="exact", cut=None)
     to = level_of(buffers, state, level)
     logits = torch.zeros(num_reqs * to.rows_per_req, 40, device=device)
-    keys = EagleDrafter._draw(drafter, to, logits).noise_keys
+    keys = perturbation(to, "exact", logits).noise_keys
     row_X = rows[:num_reqs].repeat_interleave(to.rows_per_req)
     assert torch.equal(keys.seeds, state.sampling.seeds[row_X])
     depth = 3 if level is None else level + 1

@@ -1,10 +1,12 @@
 """Blocks are allocated lowest first, each to one request, and found again by their keys."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
-from specdec.scheduling.block_pool import BlockPool
+from specdec.scheduling.block_pool import BlockPool, RequestBlocks
+from specdec.sizes import EngineSizes
 
 
 def test_blocks_are_allocated_lowest_first():
@@ -118,3 +120,22 @@ def test_unpublished_blocks_are_not_found_and_blank_again():
     assert (pool.find([b"a"]), pool.find([b"b"]), pool.num_free) == ([], [], 1)
     pool.free(blocks[1:])
     assert sorted(pool.allocate(2)) == blocks
+
+
+@pytest.mark.parametrize("block_rows, fits", [(0, 58), (3, 58), (4, 57)])
+def test_a_round_and_the_proposal_after_it_stay_in_their_blocks(block_rows, fits):
+    """Where only masks propose, a block has a row for its anchor as well."""
+    sizes = EngineSizes(
+        max_model_len=256,
+        max_num_seqs=1,
+        max_num_batched_tokens=64,
+        num_kv_blocks=4,
+        num_speculative_tokens=3,
+        block_rows=block_rows,
+    )
+    blocks = RequestBlocks(BlockPool(4), sizes, use_prefix_cache=False)
+    rules = SimpleNamespace(max_tokens=100)
+    request = SimpleNamespace(prompt_token_ids=[0] * 40, rules=rules, num_speculative_tokens=3)
+    assert [blocks.for_round(request, fits + more) for more in (0, 1)] == [1, 2]
+    request.num_speculative_tokens = 0
+    assert [blocks.for_round(request, 64 + more) for more in (0, 1)] == [1, 2]

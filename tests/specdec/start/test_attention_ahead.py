@@ -15,7 +15,7 @@ from specdec.kernels.repeated import Repeated
 from specdec.scheduling.work import Round
 from specdec.sizes import EngineSizes, TreeShape
 from specdec.start.attention_cuts import attention_cuts, shared_cuts, tree_cuts
-from specdec.start.compile_ahead import ATTENTION_ROWS, tree_round
+from specdec.start.compile_ahead import ATTENTION_ROWS, forwards, tree_round
 
 ALONE_KEYS = 4096
 BUDGET = 8192  # max_num_batched_tokens
@@ -165,6 +165,37 @@ def test_attention_to_trees_beside_chains_is_compiled_ahead(monkeypatch, max_mod
         for longest in (64, 3000, 3064, 3072, 3073, 4096, 4097, max_model_len):
             if longest <= max_model_len:
                 assert kinds(count, longest) <= ahead, (count, longest)
+
+
+@pytest.mark.parametrize("group, K, block_rows", [(8, 4, 4), (16, 2, 2), (4, 7, 8)])
+def test_attention_of_blocks_is_compiled_ahead(group, K, block_rows):
+    """A block may have one row less than its request verifies."""
+    sizes = EngineSizes(
+        max_model_len=17568,
+        max_num_seqs=40,
+        max_num_batched_tokens=8192,
+        num_kv_blocks=1000,
+        num_speculative_tokens=K,
+        block_rows=block_rows,
+    )
+    heads = HeadShape(group, 8, 128, 2)
+
+    def kind(count: int, max_seq_len: int) -> object:
+        keys = min(max_seq_len + block_rows, sizes.max_model_len)
+        return plan_launch(count, block_rows, heads, most_keys=keys).kind
+
+    ahead = set()
+
+    def step_of(round: Round, computed: int, flags: object) -> None:
+        if round.state_rows and not round.parts:
+            bound = min(computed + sizes.path_len, sizes.max_model_len)
+            ahead.add(kind(len(round.state_rows), bound))
+
+    graphs = SimpleNamespace(shapes=())
+    list(forwards(SimpleNamespace(sizes=sizes, heads=(heads,), step_of=step_of, graphs=graphs)))
+    for count in range(1, sizes.max_num_seqs + 1):
+        for longest in (64, 3072 - block_rows, 3072, 4096 - block_rows, 4096, 17568):
+            assert kind(count, longest) in ahead, (count, longest)
 
 
 @pytest.mark.parametrize("has_wgmma", [False, True])

@@ -36,12 +36,18 @@ def kind(rows: int) -> tuple[int, int]:
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 40, 64, 300])
 @pytest.mark.parametrize("query_len", [1, 2, 4, 6, 33])
 def test_each_kind_of_row_count_is_compiled_ahead(max_num_seqs, query_len):
-    runner = SimpleNamespace(sizes=SimpleNamespace(max_num_seqs=max_num_seqs, tree=None))
-    counts = list(request_counts(runner, query_len))
+    sizes = SimpleNamespace(max_num_seqs=max_num_seqs, tree=None, block_rows=0)
+    counts = list(request_counts(SimpleNamespace(sizes=sizes), query_len))
     assert max(counts) <= max_num_seqs
     every = {kind(count * query_len) for count in range(1, max_num_seqs + 1)}
     assert {kind(count * query_len) for count in counts} == every
     assert max_num_seqs in counts
+    if query_len > 1:  # K drafts, of blocks of as many rows or one more
+        sizes.block_rows = query_len
+        counts = list(request_counts(SimpleNamespace(sizes=sizes), query_len))
+        for rows in (query_len - 1, query_len):
+            every = {kind(count * rows) for count in range(1, max_num_seqs + 1)}
+            assert {kind(count * rows) for count in counts} >= every
 
 
 @pytest.fixture

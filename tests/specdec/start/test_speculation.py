@@ -6,7 +6,18 @@ from dataclasses import replace
 import pytest
 
 from specdec import SpeculativeConfig
-from specdec.start.speculation import AUTO_TREE, Drafting, drafting_of, of_draft
+from specdec.speculative_config import METHODS
+from specdec.start.runners import check_method
+from specdec.start.speculation import (
+    AUTO_TREE,
+    Drafting,
+    block_rows,
+    drafting_of,
+    of_checkpoint,
+    of_draft,
+)
+from tests.weights.blocks import block_config
+from tests.weights.tiny import tiny_target
 
 
 def drafting(has_graphs=True, **values):
@@ -58,6 +69,53 @@ def test_where_they_cannot_vary_the_log_says_why(caplog, values, number, reason)
         assert drafting(**values) == Drafting(number)
     assert f"{number} drafts for every request" in caplog.text
     assert reason in caplog.text
+
+
+BLOCK = block_config(tiny_target())
+
+
+def checked(draft=BLOCK, **values):
+    speculation = SpeculativeConfig("some/draft", **values)
+    return of_checkpoint(drafting_of(speculation, has_graphs=True), speculation, draft)
+
+
+def test_a_block_draft_proposes_the_same_number_in_every_round(caplog):
+    assert checked() == Drafting(5)  # of blocks of 6 rows, whose first one proposes nothing
+    assert checked(replace(BLOCK, anchor_proposes=True)) == Drafting(6)
+    assert checked(replace(BLOCK, block_size=16)) == Drafting(8)
+    assert checked(num_speculative_tokens=2, adaptive=False) == Drafting(2)
+    with caplog.at_level(logging.INFO, "specdec"):
+        checked(num_speculative_tokens=3)
+    assert "a dflash draft proposes 3 tokens for every request, in one pass" in caplog.text
+    assert [block_rows(BLOCK, K) for K in (0, 1, 5)] == [0, 2, 6]
+    assert block_rows(replace(BLOCK, anchor_proposes=True), 5) == 5
+    assert block_rows(None, 5) == 0
+
+
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        ({"num_speculative_tokens": 6}, "=6: .* blocks of 6 rows proposes at most 5$"),
+        ({"num_speculative_tokens": 4, "top_k": 3}, "^top_k=3: .* EAGLE heads only"),
+        ({"adaptive": True}, "^adaptive=True: a dflash draft proposes as many"),
+        ({"draft_confidence_threshold": 0.2}, "^draft_confidence_threshold=0.2: .* spare nothing"),
+    ],
+)
+def test_what_a_block_draft_cannot_do_is_refused(values, words):
+    with pytest.raises(ValueError, match=words):
+        checked(**values)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_requires_its_kind_of_draft(method):
+    kinds = {"dflash": BLOCK, "dspark": replace(BLOCK, markov="vanilla", markov_rank=4)}
+    for kind, draft in kinds.items():
+        speculation = SpeculativeConfig("some/draft", method=method)
+        if method in ("auto", kind):
+            check_method(speculation, draft)
+            continue
+        with pytest.raises(ValueError, match=f"is a {kind} draft .* or method='{kind}'"):
+            check_method(speculation, draft)
 
 
 def test_a_fixed_number_needs_no_words(caplog):

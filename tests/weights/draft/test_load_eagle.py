@@ -196,8 +196,7 @@ def test_an_attack_on_the_config_is_refused_by_name(head, attack):
 KINDS = {
     "P-EAGLE": ({"speculators_model_type": "peagle"}, {}),
     "P-EAGLE (parallel drafting)": ({}, {"mask_hidden": torch.zeros(1, 1, 96)}),
-    "DFlash": ({"speculators_model_type": "dflash"}, {}),
-    "DSpark": ({"speculators_model_type": "dspark"}, {}),
+    "DFlash2": ({"speculators_model_type": "dflash2"}, {}),
     "EagleMedusa": ({}, {"parallel_draft_heads.0.lm_head.weight": torch.zeros(1)}),
     "EagleMedusa (parallel draft heads)": ({"eagle_config": {"parallel_draft_step": 4}}, {}),
     "MTP": ({}, {"model.layers.0.eh_proj.weight": torch.zeros(1)}),
@@ -222,7 +221,7 @@ def test_a_kind_of_draft_that_is_not_built_is_refused_by_name(head, kind):
 
 def test_a_directory_that_is_no_draft_is_refused(head):
     head.tensors = {"model.embed_tokens.weight": torch.zeros(96, 32)}
-    assert "no EAGLE draft" in head.refusal()
+    assert "no known draft" in head.refusal()
 
 
 def test_everything_wrong_comes_in_one_error(head):

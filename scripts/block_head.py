@@ -1,0 +1,71 @@
+"""Heads of random weights that propose blocks, beside a target of scripts/random_pair.py.
+
+Sizes and options are those of published heads: 5 layers like the target's, 5 taps, and for DSpark
+blocks of 7 and a vanilla markov head of rank 256 with its confidence head (deepseek-ai/DeepSpec),
+for DFlash blocks of 16 (z-lab/dflash).
+"""
+
+import json
+from pathlib import Path
+
+from scripts.random_pair import Config, write_files
+from weights.config import BlockConfig, LayerKind
+from weights.draft.layer import resolve_layer
+from weights.draft.sources import Sources
+from weights.errors import Problems
+from weights.fields import Fields
+from weights.report import Log
+from weights.shapes import draft_shapes
+
+NUM_LAYERS, NUM_TAPS = 5, 5
+KINDS = {
+    "dflash": {"block_size": 16, "anchor_proposes": False},
+    "dspark": {
+        **{"block_size": 7, "anchor_proposes": True},
+        **{"markov": "vanilla", "markov_rank": 256, "confidence": "markov"},
+    },
+}
+
+
+def write_block_head(out: Path, kind: str, target: Path) -> None:
+    """Write a head of this kind for the target in a directory; its weights take no space."""
+    keys: Config = json.loads((target / "config.json").read_text())
+    L, V = int(str(keys["num_hidden_layers"])), int(str(keys["vocab_size"]))
+    layer = _layer(keys)
+    taps = tuple(round(2 + i * (L - 4) / (NUM_TAPS - 1)) for i in range(NUM_TAPS))
+    config = BlockConfig(
+        format=kind,
+        layer=layer,
+        num_layers=NUM_LAYERS,
+        vocab_size=V,
+        draft_vocab_size=V,
+        target_hidden_size=layer.hidden_size,
+        max_position_embeddings=int(str(keys["max_position_embeddings"])),
+        aux_boundaries=taps,
+        mask_token_id=V - 1,
+        **KINDS[kind],  # type: ignore[arg-type]
+    )
+    options: Config = {
+        "mask_token_id": config.mask_token_id,
+        "target_layer_ids": [boundary - 1 for boundary in taps],
+        "block_size": config.block_size,
+    }
+    if kind == "dspark":
+        options |= {"markov_rank": config.markov_rank, "markov_head_type": config.markov}
+        options |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
+        names = {"architectures": ["Qwen3DSparkModel"], **options}
+    else:
+        names = {"architectures": ["DFlashDraftModel"], "dflash_config": options}
+    own: Config = {"num_hidden_layers": NUM_LAYERS, **names}
+    write_files(out, keys | own, draft_shapes(config))
+
+
+def _layer(keys: Config) -> LayerKind:
+    """The target's layer, with the norms over heads that these kinds have."""
+    fields = Fields(keys | {"quantization_config": None}, "config.json", Problems(Path()))
+    found = Sources(held={}, fields=fields, target=None, aux_layers=None, log=Log())
+    layer = resolve_layer(found)
+    fields.problems.raise_if_any()
+    return LayerKind(
+        **{name: getattr(layer, name) for name in LayerKind.__slots__} | {"qk_norm": True}
+    )

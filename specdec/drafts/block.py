@@ -1,0 +1,157 @@
+"""A block draft (DFlash, DSpark): one pass over a block of rows proposes all drafts of a round.
+
+Slot t of its KV holds keys and values of the context row t, a function of tokens 0 to t alone.
+`extend` writes them for all rows of a step: a few products and no attention, so in steps with
+prompts they are launched op by op. `propose` runs the blocks (rounds/block_rows.py) and chooses the
+drafts, the first ones first: a DSpark draft's logits depend on the token before it. Rows of a block
+do not see each other's choices else, so all of them get their logits by one product of the head.
+
+The markov head is applied to all ids. Greedy drafts are the best over its tiles, to which what the
+head says is added; where drafts are drawn, their logits are written.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from graphs.context import ForwardContext, set_forward_context
+from graphs.modes import BatchDescriptor, CUDAGraphMode
+from specdec.drafts.perturbation import perturbation
+from specdec.kernels import use_triton
+from specdec.kernels.best_token import TileMaxima, launch_tile_maxima
+from specdec.kernels.linear import linear
+from specdec.models.block import BlockModel
+from specdec.passes.contexts import ForwardContexts
+from specdec.passes.families import Captures, DraftGraphs
+from specdec.rounds.block_rows import fill_blocks
+from specdec.rounds.buffers import StepBuffers
+from specdec.rounds.level import DraftLevel
+from specdec.rounds.propose import launch_write_nodes, write_level
+from specdec.rounds.state import RequestState
+from specdec.rounds.step_sizes import Proposal, Step
+from specdec.sizes import EngineSizes, chain
+
+
+@dataclass(eq=False, kw_only=True)
+class BlockDrafter:
+    """Reads and writes the step buffers; its proposals end in the state rows.
+
+    d2t: [W] target id of every draft id, or None where the vocabularies are equal
+    graphs: as the EAGLE drafter has them; prefill extends the KV alone, decode proposes
+    rule: of acceptance
+    """
+
+    model: BlockModel
+    d2t: Tensor | None
+    contexts: ForwardContexts
+    buffers: StepBuffers
+    state: RequestState
+    graphs: DraftGraphs
+    rule: str
+    sizes: EngineSizes
+
+    def extend(self, step: Step) -> None:
+        """Cache the context's keys and values of the step's rows."""
+        how = step.passes.draft_prefill
+        assert how is not None, step
+        if how.mode is CUDAGraphMode.FULL:
+            self.graphs.prefill.run_fullgraph(how.descriptor)
+        else:
+            self._extend(how.descriptor.num_tokens)
+
+    def propose(self, step: Step) -> None:
+        """Write all drafts of the round."""
+        how = step.passes.draft_decode
+        assert how is not None, step
+        if how.mode is CUDAGraphMode.FULL:
+            self.graphs.decode.run_fullgraph(how.descriptor)
+        else:
+            most = step.max_seq_len + self.sizes.block_rows
+            blocks = self.contexts.block_rows(step.num_reqs, most, how)
+            self._propose(blocks, step.num_reqs, step.proposal.is_drawn)
+
+    def captures(self) -> Captures:
+        """List what is captured, in order."""
+        return [(self.graphs.prefill, self._make_extend), (self.graphs.decode, self._make_propose)]
+
+    def _make_extend(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
+        self.buffers.fill_padding([])
+        return partial(self._extend, desc.num_tokens)
+
+    def _make_propose(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
+        assert isinstance(desc.kind, Proposal), desc
+        blocks = self.contexts.dummy_block_rows(desc, warmup)
+        return partial(self._propose, blocks, desc.num_tokens, desc.kind.is_drawn)
+
+    def _extend(self, num_rows: int) -> None:
+        buffers = self.buffers
+        rows = buffers.positions[:num_rows], buffers.slot_mapping[:num_rows]
+        self.model.extend(buffers.features[:num_rows], rows, self.contexts.kv_cache)
+
+    def _propose(self, blocks: ForwardContext, num_reqs: int, is_drawn: bool) -> None:
+        """Run the rows of blocks, and write the drafts level by level."""
+        buffers, model = self.buffers, self.model
+        mask_token = model.config.mask_token_id
+        fill_blocks(buffers, self.state, num_reqs, mask_token, self.sizes.max_model_len)
+        with set_forward_context(blocks):
+            hidden_XD = model(buffers.block_ids[: blocks.num_tokens])
+        # the rows that propose, level by level
+        hidden_BRD = hidden_XD.view(num_reqs, self.sizes.block_rows, -1)
+        hidden_KBD = hidden_BRD[:, self.sizes.anchor_rows :].transpose(0, 1).contiguous()
+        if not is_drawn and model.markov_head is None and use_triton(hidden_XD):
+            self._propose_best(hidden_KBD)
+            return
+        logits_XW = model.logits(hidden_KBD.flatten(0, 1))
+        features = self._features(hidden_KBD)
+        for level in range(len(hidden_KBD)):
+            logits_BW = logits_XW[level * num_reqs :][:num_reqs]
+            self._write(logits_BW, next(features), self._level(level), is_drawn)
+
+    def _propose_best(self, hidden_KBD: Tensor) -> None:
+        """Write greedy drafts that depend on no other, without their logits."""
+        model = self.model
+        head = hidden_KBD.flatten(0, 1), model.lm_head.weight
+        best, ids, _ = launch_tile_maxima(*head, factor=model.logits_factor)
+        B = hidden_KBD.shape[1]
+        for level in range(len(hidden_KBD)):
+            here = slice(level * B, (level + 1) * B)
+            launch_write_nodes(TileMaxima(best[:, here], ids[:, here]), self._level(level))
+
+    def _features(self, hidden_KBD: Tensor) -> Iterator[Tensor | None]:
+        """Yield what markov_w2 reads, level by level, once the token before is written."""
+        head = self.model.markov_head
+        B = hidden_KBD.shape[1]
+        token_B = self.buffers.block_ids.view(-1, self.sizes.block_rows)[:B, 0]  # the anchors
+        state_Br = None
+        for hidden_BD in hidden_KBD:
+            if head is None:
+                yield None
+                continue
+            feature_Br, state_Br = head(token_B, hidden_BD, state_Br)
+            yield feature_Br
+            token_B = self.buffers.draft_last_tokens[:B]
+
+    def _write(
+        self, logits_BW: Tensor, feature_Br: Tensor | None, to: DraftLevel, is_drawn: bool
+    ) -> None:
+        """Write a level's drafts. logits: of the head alone"""
+        head = self.model.markov_head
+        if head is not None and feature_Br is not None:
+            bias = feature_Br, head.markov_w2.weight
+            if not is_drawn and use_triton(logits_BW):
+                launch_write_nodes(launch_tile_maxima(*bias, addend_TV=logits_BW), to)
+                return
+            logits_BW = logits_BW + linear(*bias, out_dtype=logits_BW.dtype)
+        write_level(logits_BW, to, perturbation(to, self.rule, logits_BW) if is_drawn else None)
+
+    def _level(self, level: int) -> DraftLevel:
+        return DraftLevel(
+            buffers=self.buffers,
+            state=self.state,
+            level=level,
+            shape=chain(self.sizes.num_speculative_tokens),
+            d2t_W=self.d2t,
+            max_model_len=self.sizes.max_model_len,
+        )

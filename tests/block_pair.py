@@ -1,0 +1,86 @@
+"""Block drafts whose drafts hold: of the bundled target, with the bigrams of its own texts.
+
+Weights are random, but what the markov head says outweighs the rest: after each token it likes the
+one that followed it most often in the target's greedy texts.
+"""
+
+import dataclasses
+import itertools
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tests.weights.blocks import DSPARK, FORMATS, block_config
+from tests.weights.pieces import Tensors
+from tests.weights.tiny import random_tensors
+from weights import BlockConfig, LoadedTarget, load_target
+from weights.demo import demo_directory, demo_prompts
+from weights.shapes import draft_shapes
+
+RANK = 64
+SHAPES = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "intermediate_size": 96}
+
+
+def demo_target(dtype: torch.dtype = torch.float32, device: str = "cpu") -> LoadedTarget:
+    directory = demo_directory("target")
+    return load_target(directory, dtype=dtype, device=device, progress=False)
+
+
+def bigram_config(target: LoadedTarget, **changes: object) -> BlockConfig:
+    config = block_config(target, **SHAPES | DSPARK | {"markov_rank": RANK} | changes)
+    return config if config.markov else dataclasses.replace(config, markov_rank=0)
+
+
+def bigram_tensors(config: BlockConfig) -> Tensors:
+    """Random weights with an eye for pairs of tokens; of a gated head the gate is half open."""
+    shapes = {name: s for name, s in draft_shapes(config).items() if name != "d2t"}
+    tensors = random_tensors(shapes, seed=3, dtype=torch.float32)
+    tensors |= {name: x * 0 + 1 for name, x in tensors.items() if "norm" in name}
+    tensors["norm.weight"] *= 0.02
+    codes = torch.randn(config.vocab_size, RANK, generator=torch.Generator().manual_seed(4))
+    codes /= codes.norm(dim=1, keepdim=True)
+    if config.markov is None:
+        return tensors
+    following = _most_frequent()
+    tensors["markov_head.markov_w1.weight"] = (
+        4 * codes[[following.get(t, t) for t in range(len(codes))]]
+    )
+    tensors["markov_head.markov_w2.weight"] = 4 * codes
+    if config.has_d2t:
+        ids = _frequent_ids(config.draft_vocab_size)
+        tensors["d2t"] = ids
+        tensors["markov_head.markov_w2.weight"] = 4 * codes[ids]
+    if config.markov == "gated":
+        tensors["markov_head.gate.weight"] *= 0
+    return tensors
+
+
+def _texts() -> list[list[int]]:
+    found = demo_prompts()
+    pairs = zip(found["prompts"], found["greedy_float32"], strict=False)
+    return [prompt + text for prompt, text in pairs]
+
+
+def _most_frequent() -> dict[int, int]:
+    counts: dict[int, Counter[int]] = defaultdict(Counter)
+    for text in _texts():
+        for token, after in itertools.pairwise(text):
+            counts[token][after] += 1
+    return {token: after.most_common(1)[0][0] for token, after in counts.items()}
+
+
+def _frequent_ids(count: int) -> Tensor:
+    """The most frequent ids, and others, ascending."""
+    counts = Counter(token for text in _texts() for token in text)
+    ids = [token for token, _ in counts.most_common()] + list(range(4096))
+    return torch.tensor(sorted(list(dict.fromkeys(ids))[:count]))
+
+
+def write_bigrams(directory: Path, format: str = "deepspec-dspark", **changes: object) -> Path:
+    """A directory with such a draft of the bundled target."""
+    target = demo_target()
+    config = bigram_config(target, **changes)
+    FORMATS[format].write(directory, config, bigram_tensors(config), target)
+    return directory

@@ -1,0 +1,337 @@
+"""DFlash and DSpark drafts in the whole engine: no text moves, and drafts are the naive loop's."""
+
+import dataclasses
+from functools import cache
+
+import pytest
+import torch
+
+from graphs.cuda import CudaBackend
+from graphs.modes import CUDAGraphMode
+from graphs.tape.backend import TapeBackend
+from specdec import LLM, SamplingParams
+from specdec.config import GraphConfig
+from specdec.requests.request import whole_output
+from specdec.requests.tokenizer import Tokenizer
+from specdec.runner import Runner
+from specdec.sizes import EngineSizes
+from specdec.start.load import assemble
+from specdec.start.speculation import block_rows
+from tests.block_pair import write_bigrams
+from tests.e2e.test_drafts import ScriptedDraft
+from tests.naive_block import generate, read_draft
+from tests.naive_eagle import borrow, sampled
+from tests.naive_eagle import greedy as by_logits
+from tests.reference import Reference
+from weights.demo import demo_directory
+from weights.load import load_eagle, load_target
+
+D2T = {"has_d2t": True, "draft_vocab_size": 700, "has_own_head": True}
+KINDS = {  # format and what differs
+    "dspark": ("deepspec-dspark", {}),
+    "masks propose": ("speculators", {"anchor_proposes": False}),
+    "gated, d2t": ("speculators", {"markov": "gated", "confidence": "hidden", **D2T}),
+    "specforge": ("specforge-dspark", {"anchor_proposes": False}),
+    "dflash": ("dflash", {"anchor_proposes": False, "markov": None, "confidence": None}),
+    "rnn": ("deepspec-dspark", {"markov": "rnn"}),
+}
+FEW = "masks propose", "dspark"
+SIZES = {"max_num_seqs": 24, "max_model_len": 256, "device": "cpu"}
+
+
+@pytest.fixture(scope="session")
+def draft_at(tmp_path_factory):
+    """draft_at(kind): the directory of such a draft."""
+
+    @cache
+    def write(kind):
+        format, changes = KINDS[kind]
+        return write_bigrams(tmp_path_factory.mktemp("draft"), format, **changes)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def block_llm(draft_at):
+    """block_llm(kind, K, **options): an engine, kept for the session."""
+
+    @cache
+    def build(kind, K=5, **options):
+        chosen = {"model": str(draft_at(kind)), "num_speculative_tokens": K}
+        return LLM("demo", chosen, **SIZES | options)
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def prompts(prompts):
+    """The short ones: 49, 25, 49, 49, 25, 49 tokens, ..."""
+    return [prompt for prompt in prompts if len(prompt) < 64]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return Reference(demo_directory("target"))
+
+
+def mixed(index, length=12):
+    """What request `index` asks for."""
+    kinds = [
+        {"temperature": 0.0},
+        {"top_p": 0.9, "n": 2},
+        {"temperature": 0.0, "repetition_penalty": 1.4},
+        {"top_k": 20, "frequency_penalty": 0.6, "presence_penalty": 0.3},
+        {"structured_outputs": {"regex": r"(def|for) [a-z_]{3,9}\([a-z]{0,4}\):( [a-z]+)*"}},
+        {"min_p": 0.05, "temperature": 1.4, "logit_bias": {13: 2.0}, "logprobs": 1},
+        {"temperature": 0.0, "speculate": False},
+        {"temperature": 0.7, "bad_words": [" self"]},
+    ]
+    values = {"temperature": 1.0, "seed": index, "max_tokens": length + index % 5}
+    return SamplingParams(**values | kinds[index % len(kinds)])
+
+
+def texts(llm, prompts, count, batch=None):
+    """Tokens of every sample of mixed requests, in batches."""
+    found = []
+    for start in range(0, count, batch or count):
+        ids = range(start, min(start + (batch or count), count))
+        params = [mixed(i) for i in ids]
+        outputs = llm.generate([prompts[i % 30] for i in ids], params, use_tqdm=False)
+        found += [[each.token_ids for each in output.outputs] for output in outputs]
+    llm.engine.drain()
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain(demo_llm, prompts):
+    return texts(demo_llm(None), prompts, 24)
+
+
+@pytest.mark.parametrize("kind", ["masks propose"])
+def test_texts_are_those_of_plain_decoding(block_llm, demo_llm, prompts, kind):
+    """Prompts of several lengths come in chunks beside rounds."""
+    llm = block_llm(kind, max_num_batched_tokens=40)
+    assert texts(llm, prompts, 8) == texts(demo_llm(None), prompts, 8)
+    params = SamplingParams(temperature=0.0, max_tokens=16)
+    outputs = llm.generate(prompts[:2], params, use_tqdm=False)
+    assert llm.run_stats(outputs).mean_acceptance_length > 1.7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("K", [1, 3, 5])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num_batched_tokens": 1},
+        {"max_num_batched_tokens": 7},
+        {"max_num_seqs": 5},
+        {"num_kv_blocks": 7, "max_model_len": 128},
+        {"async_scheduling": True, "max_num_batched_tokens": 40},
+    ],
+    ids=str,
+)
+def test_they_are_whatever_the_batch_chunk_and_cache(draft_at, prompts, plain, kind, K, options):
+    chosen = {"model": str(draft_at(kind)), "num_speculative_tokens": K}
+    llm = LLM("demo", chosen, **SIZES | options)
+    for batch in (24, 5, 1):
+        assert texts(llm, prompts, 24, batch) == plain
+    assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
+
+
+def rounds_of(output):
+    return [(list(each.draft_tokens), each.num_accepted) for each in output.stats.rounds]
+
+
+@pytest.mark.parametrize(
+    "kind, K, temperature",
+    [
+        ("masks propose", 3, 0.7),
+        *(
+            pytest.param(kind, K, T, marks=pytest.mark.slow)
+            for kind in KINDS
+            for K in (1, 3, 5)
+            for T in (0.0, 0.7, 1.0)
+        ),
+    ],
+)
+def test_drafts_are_the_naive_loops_round_by_round(
+    draft_at, reference, prompts, kind, K, temperature
+):
+    chosen = {"model": str(draft_at(kind)), "num_speculative_tokens": K}
+    llm = LLM("demo", chosen, **SIZES | {"max_num_seqs": 3})
+    cfg, weights = read_draft(draft_at(kind), reference.num_layers)
+    weights = borrow(cfg, weights, reference.weights)
+    params = [
+        SamplingParams(temperature=temperature, seed=seed, max_tokens=16, ignore_eos=True)
+        for seed in range(2)
+    ]
+    outputs = llm.generate(prompts[1:3], params, use_tqdm=False)
+    num_accepted = 0
+    for seed, (output, prompt) in enumerate(zip(outputs, prompts[1:3], strict=True)):
+        scores = sampled(temperature, seed) if temperature else by_logits
+        run = generate(reference, cfg, weights, prompt, 16, K, scores)
+        assert output.outputs[0].token_ids == run.tokens
+        rounds = rounds_of(output)
+        assert [drafts for drafts, _ in rounds] == run.drafts
+        assert [count for _, count in rounds[:-1]] == run.num_accepted[:-1]
+        num_accepted += sum(run.num_accepted)
+    assert kind in ("dflash", "rnn") or num_accepted > 3
+
+
+@pytest.mark.slow
+def test_a_prefix_hit_gives_the_drafts_of_a_miss(block_llm, prompts, greedy):
+    long = [token for prompt in prompts for token in prompt][:135]
+    asked = [long, long[:-3], [*long[:130], 5, 6, 7]]
+    miss, hit = (
+        block_llm("masks propose", enable_prefix_caching=has_cache) for has_cache in (False, True)
+    )
+    expected = miss.generate(asked, greedy(12), use_tqdm=False)
+    hit.generate([long], greedy(12), use_tqdm=False)
+    found = hit.generate(asked, greedy(12), use_tqdm=False)
+    assert [output.stats.num_cached_tokens for output in found] == [128] * 3
+    assert list(map(rounds_of, found)) == list(map(rounds_of, expected))
+
+
+@pytest.mark.slow
+def test_preempted_requests_draw_and_draft_what_they_would_have(block_llm, prompts):
+    params = SamplingParams(temperature=1.0, seed=11, max_tokens=24, repetition_penalty=1.3)
+    batch = [prompts[i] for i in (0, 2, 3, 5)]  # 49 tokens each
+    crowded, roomy = (
+        block_llm("masks propose", 3, num_kv_blocks=n, max_num_seqs=4) for n in (3, 40)
+    )
+    expected = roomy.generate(batch, params, use_tqdm=False)
+    found = crowded.generate(batch, params, use_tqdm=False)
+    assert sum(output.stats.num_preemptions for output in found) >= 2
+    assert [(o.outputs[0].token_ids, rounds_of(o)) for o in found] == [
+        (o.outputs[0].token_ids, rounds_of(o)) for o in expected
+    ]
+
+
+@pytest.mark.parametrize("kind", ["masks propose", pytest.param("dspark", marks=pytest.mark.slow)])
+def test_a_text_may_end_with_the_context_inside_a_block(block_llm, demo_llm, prompts, kind):
+    params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    sizes = {"max_model_len": 61, "max_num_seqs": 2}
+    expected = demo_llm(None, **sizes).generate(prompts[:1], params, use_tqdm=False)
+    found = block_llm(kind, **sizes).generate(prompts[:1], params, use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in expected]
+    assert [len(o.outputs[0].token_ids) for o in found] == [61 - len(prompts[0])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FEW)
+def test_the_draft_cache_is_an_extension_of_the_committed_tokens(draft_at, prompts, greedy, kind):
+    chosen = {"model": str(draft_at(kind)), "num_speculative_tokens": 5}
+    after_rounds, scratch = (LLM("demo", chosen, **SIZES | {"max_num_seqs": 1}) for _ in range(2))
+    [output] = after_rounds.generate([prompts[0]], greedy(40), use_tqdm=False)
+    tokens = prompts[0] + output.outputs[0].token_ids
+    scratch.generate([tokens[:-1]], greedy(1), use_tqdm=False)
+    rows = [
+        llm.engine.runner.draft_cache.transpose(3, 4).flatten(2, 3)[:, :, : len(tokens) - 1]
+        for llm in (after_rounds, scratch)
+    ]
+    assert torch.equal(*rows)
+    assert output.stats.num_rounds < 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_pq_rules_keep_greedy_texts_beside_sampled_ones(draft_at, prompts, plain, rule):
+    chosen = {"model": str(draft_at("dspark")), "num_speculative_tokens": 3, "acceptance": rule}
+    llm = LLM("demo", chosen, **SIZES | {"max_num_seqs": 3})
+    outputs = llm.generate(prompts[:2], [mixed(0), mixed(1)], use_tqdm=False)
+    assert [each.token_ids for each in outputs[0].outputs] == plain[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FEW)
+@pytest.mark.parametrize("shift, expected", [(0, {5}), (1, {0})])
+def test_oracle_blocks_are_accepted_and_garbage_is_not(
+    draft_at, demo_llm, prompts, greedy, monkeypatch, kind, shift, expected
+):
+    """The draft runs its blocks; what it proposes is replaced."""
+    chosen = {"model": str(draft_at(kind)), "num_speculative_tokens": 5}
+    llm = LLM("demo", chosen, **SIZES | {"max_num_seqs": 3})
+    asked = prompts[:3], greedy(43)
+    known = [o.outputs[0].token_ids for o in demo_llm(None).generate(*asked, use_tqdm=False)]
+    runner = llm.engine.runner
+    wrong = [[(token + shift) % 4096 for token in tokens] for tokens in known]
+    scripts = [[*prompt, *tokens] for prompt, tokens in zip(prompts, wrong, strict=False)]
+    draft = runner.acts.draft
+    script, real = ScriptedDraft(runner, scripts, 5), draft.propose
+
+    def propose(step):
+        real(step)
+        script.propose(step)
+
+    monkeypatch.setattr(draft, "propose", propose)
+    outputs = llm.generate(*asked, use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in outputs] == known
+    assert {count for o in outputs for count in o.stats.num_accepted} == expected
+
+
+# --- graphs
+
+
+def build(kind, backend, is_eager=False, dtype=torch.float32, K=5):
+    device = torch.device("cpu" if backend == "tape" else "cuda")
+    captures = None if is_eager else TapeBackend() if backend == "tape" else CudaBackend(device)
+    directory = demo_directory("target")
+    target = load_target(directory, dtype=dtype, device=device, progress=False)
+    draft = load_eagle(kind, target, device=device, progress=False)
+    sizes = EngineSizes(
+        max_model_len=192,
+        max_num_seqs=4,
+        max_num_batched_tokens=48,
+        num_kv_blocks=12,
+        num_speculative_tokens=K,
+        block_rows=block_rows(draft.config, K),
+    )
+    graphs = GraphConfig(request_sizes=(2, 4), token_sizes=(48,))
+    runner = Runner(target, draft, sizes, device, graph_config=graphs, backend=captures)
+    runner.capture()
+    config = dataclasses.replace(target.config, eos_token_ids=())
+    return assemble(runner, config, Tokenizer(directory), is_async=False)
+
+
+def run(engine, requests):
+    added = engine.add_requests(requests)
+    while engine.has_unfinished:
+        engine.step()
+    outputs = [whole_output(request) for request in added]
+    return [(output.outputs[0].token_ids, output.stats.rounds) for output in outputs]
+
+
+DTYPES = {"tape": (torch.float32,), "cuda": (torch.float32, torch.bfloat16)}
+BACKENDS = ["tape", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])
+def test_graphs_change_no_token_and_no_draft(draft_at, prompts, greedy, backend, kind):
+    """Batches shrink as requests end, and some are drawn."""
+    lengths = (9, 14, 18, 12, 6)
+    asked = [
+        (prompts[i], greedy(n) if i % 2 else dataclasses.replace(mixed(7), max_tokens=n))
+        for i, n in enumerate(lengths)
+    ]
+    for dtype in DTYPES[backend]:
+        captured = build(draft_at(kind), backend, dtype=dtype)
+        found = run(captured, asked)
+        assert found == run(build(draft_at(kind), backend, is_eager=True, dtype=dtype), asked)
+        counters = captured.runner.graphs.counters()
+        for family in ("draft_prefill", "draft_decode", "target_decode"):
+            assert counters[family].replays[CUDAGraphMode.FULL] > 3, family
+        assert "draft_extend" not in counters
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", FEW)
+def test_texts_on_a_gpu_are_those_of_plain_decoding(draft_at, prompts, kind):
+    """By the default options, in bfloat16."""
+    sizes = {"max_num_seqs": 24, "max_model_len": 256, "num_kv_blocks": 96}
+    chosen = {"model": str(draft_at(kind))}
+    drafting, alone = LLM("demo", chosen, **sizes), LLM("demo", **sizes)
+    for batch in (24, 5):
+        assert texts(drafting, prompts, 24, batch) == texts(alone, prompts, 24, batch)

@@ -1,0 +1,393 @@
+"""Block drafts against tests/naive_block.py: what they compute, and that nothing else moves it."""
+
+import dataclasses
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from graphs.modes import CUDAGraphMode
+from graphs.tape.backend import TapeBackend
+from specdec.config import GraphConfig, graph_modes
+from specdec.drafts import block
+from specdec.requests.params import GREEDY, SamplingFlags, SamplingStart
+from specdec.rounds.upload import RowStart
+from specdec.runner import Runner
+from specdec.scheduling.work import PromptPart
+from specdec.sizes import EngineSizes
+from specdec.start.speculation import block_rows
+from tests.naive_block import MUTANTS, propose, read_draft
+from tests.naive_eagle import borrow, sampled, target_features
+from tests.specdec.graph_walk import tiny
+from tests.specdec.tiny_pair import lively, on_disk
+from tests.weights.blocks import DSPARK, FORMATS, block_config
+from tests.weights.tiny import tiny_target
+from weights import BlockConfig, LoadedEagle, RopeConfig, load_eagle
+from weights.shapes import draft_shapes
+
+LONGEST = 256
+ROW, BLOCKS = 1, [2, 3, 4, 5]  # neither the first row nor the first blocks
+D2T = {"has_d2t": True, "draft_vocab_size": 40, "has_own_head": True}
+KINDS = {
+    "dflash": {},
+    "dflash, anchor": {"anchor_proposes": True},
+    "dspark": DSPARK,
+    "dspark, gated": DSPARK | {"markov": "gated"},
+    "dspark, rnn": DSPARK | {"markov": "rnn", "confidence": "hidden"},
+    "dspark, masks propose": DSPARK | {"anchor_proposes": False},
+    "dspark, d2t": DSPARK | D2T,
+    "dspark, no confidence": DSPARK | {"confidence": None},
+    "own embedding and head": {"has_own_embedding": True, "has_own_head": True},
+    "taps at both ends": DSPARK | {"aux_boundaries": (0, 3, 8)},
+    "biases, no qk_norm": {"qkv_bias": True, "qk_norm": False},
+    "one layer": {"num_layers": 1, "aux_boundaries": (4,)},
+    "rope": {"rope": RopeConfig(theta=100.0)},
+}
+FEW = "dflash", "dspark", "dspark, gated", "dspark, rnn", "dspark, masks propose", "dspark, d2t"
+OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind not in FEW]
+CONTEXTS = (1, 2, 63, 64, 65, 200)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return on_disk(tmp_path_factory.mktemp("target"), tiny_target("qwen3").config)
+
+
+def tensors_of(config: BlockConfig) -> dict[str, Tensor]:
+    shapes = {name: shape for name, shape in draft_shapes(config).items() if name != "d2t"}
+    tensors = lively(shapes, seed=1)
+    tensors |= {name: 3 * x for name, x in tensors.items() if ".markov_w" in name}
+    if config.has_d2t:
+        order = torch.randperm(config.vocab_size, generator=torch.Generator().manual_seed(0))
+        tensors["d2t"] = order[: config.draft_vocab_size].sort().values
+    return tensors
+
+
+@pytest.fixture
+def draft_of(target, tmp_path):
+    """draft_of(kind, format): as the engine reads it, and as the naive reader does."""
+
+    def load(kind: str, format: str | None = None) -> tuple[LoadedEagle, SimpleNamespace, dict]:
+        config = block_config(target.loaded, **KINDS[kind])
+        able = [name for name, f in FORMATS.items() if f.can_express(config, target.loaded)]
+        directory = tmp_path / (format or able[0])
+        FORMATS[format or able[0]].write(directory, config, tensors_of(config), target.loaded)
+        loaded = load_eagle(directory, target.loaded, progress=False)
+        assert dataclasses.replace(loaded.config, format="any") == config
+        cfg, weights = read_draft(directory, target.loaded.config.num_layers)
+        return loaded, cfg, borrow(cfg, weights, target.reference.weights)
+
+    return load
+
+
+class Engine:
+    """A runner whose caches start as NaN, and what it hears of its draft, level by level."""
+
+    def __init__(self, target, draft, K, monkeypatch, num_reqs=2, longest=LONGEST, rule="exact"):
+        sizes = EngineSizes(
+            max_model_len=longest,
+            max_num_seqs=num_reqs,
+            max_num_batched_tokens=num_reqs * 256,
+            num_kv_blocks=4 * num_reqs,
+            num_speculative_tokens=K,
+            block_rows=block_rows(draft.config, K),
+        )
+        self.K = K
+        self.runner = Runner(target.loaded, draft, sizes, torch.device("cpu"), acceptance=rule)
+        for cache in (self.runner.target_cache, self.runner.draft_cache):
+            cache.fill_(torch.nan)
+        self.logits: list[Tensor] = []
+        self.hidden: list[Tensor] = []
+        write_level = block.write_level
+
+        def listen(logits_BW, to, noise):
+            self.logits.append(logits_BW.clone())
+            write_level(logits_BW, to, noise)
+
+        monkeypatch.setattr(block, "write_level", listen)
+        note = lambda model, ids, hidden: self.hidden.append(hidden.clone())  # noqa: E731
+        self.runner.draft.model.register_forward_hook(note)
+
+    def start(self, row, blocks, **sampling):
+        blocks = blocks[: self.runner.sizes.blocks_per_request]
+        start = RowStart(blocks=blocks, num_draft_tokens=self.K, sampling=SamplingStart(**sampling))
+        self.runner.start_rows([(row, start)])
+
+    def prefill(
+        self, prompts: Sequence[list[int]], rows, blocks, chunk=None, flags=GREEDY
+    ) -> list[int]:
+        """Run prompts, one after another's chunks, the last chunks at once; return first tokens."""
+        starts = [0] * len(prompts)
+        while True:
+            self.logits.clear()
+            self.hidden.clear()
+            parts = []
+            for i, prompt in enumerate(prompts):
+                length = min(chunk or len(prompt), len(prompt) - starts[i])
+                parts.append(
+                    PromptPart(
+                        state_row=rows[i],
+                        prompt=prompt,
+                        start=starts[i],
+                        length=length,
+                        blocks=blocks[i],
+                    )
+                )
+                starts[i] += length
+            self.runner.run_step(parts=parts, flags=flags)
+            result = self.runner.read(len(parts))
+            if all(start == len(prompt) for start, prompt in zip(starts, prompts, strict=True)):
+                return [tokens[0] for tokens in result.sampled_tokens]
+
+
+def prompt_of(length: int) -> list[int]:
+    return torch.randint(0, 96, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+
+
+def naive_after(target, cfg, weights, tokens, K, **more):
+    outputs = target.reference.forward(tokens[:-1])
+    features = target_features(cfg, outputs.boundaries, outputs.hidden_TD)
+    return propose(cfg, weights, tokens, features, K, **more)
+
+
+def check(target, engine, cfg, weights, length):
+    """Compare logits, tokens and confidences after a prompt."""
+    engine.start(ROW, BLOCKS)
+    [first] = engine.prefill([prompt_of(length)], [ROW], [BLOCKS])
+    found = naive_after(
+        target, cfg, weights, [*prompt_of(length), first], engine.K, longest=LONGEST
+    )
+    logits_KW = torch.cat(engine.logits)
+    assert (logits_KW - found.logits_KW).abs().max() < 2e-5
+    assert engine.runner.state.draft_tokens[ROW, : engine.K].tolist() == found.tokens
+    head = engine.runner.draft.model.confidence_head
+    assert (head is None) == (found.confidences == [])
+    for i, confidence in enumerate(found.confidences):
+        hidden_1D = engine.hidden[0][i + engine.runner.sizes.anchor_rows][None]
+        e_1r = None
+        if head.reads_markov:
+            before = torch.tensor([[first, *found.tokens][i]])
+            e_1r = engine.runner.draft.model.markov_head.markov_w1(before)
+        assert abs(float(head(hidden_1D, e_1r)) - confidence) < 2e-5
+    return logits_KW, found
+
+
+@pytest.mark.parametrize("kind", [*FEW, *OTHERS])
+def test_logits_and_confidences_are_the_naive_drafts(target, draft_of, kind, monkeypatch):
+    draft, cfg, weights = draft_of(kind)
+    engine = Engine(target, draft, draft.config.max_drafts, monkeypatch)
+    for length in (2, 64, 65):
+        check(target, engine, cfg, weights, length)
+
+
+def test_a_borrowed_head_has_the_factor_of_the_targets_logits(target, draft_of, monkeypatch):
+    """What the markov head adds has not."""
+    draft, cfg, weights = draft_of("dspark")
+    engine = Engine(target, draft, 2, monkeypatch)
+    engine.runner.draft.model.logits_factor = 0.25
+    weights["lm_head.weight"] = 0.25 * weights["lm_head.weight"]
+    check(target, engine, cfg, weights, 9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_are_in_every_format_after_any_context_for_every_k(
+    target, draft_of, kind, monkeypatch
+):
+    config = block_config(target.loaded, **KINDS[kind])
+    able = [name for name, f in FORMATS.items() if f.can_express(config, target.loaded)]
+    assert able
+    for format in able:
+        draft, cfg, weights = draft_of(kind, format)
+        for K in range(1, config.max_drafts + 1):
+            engine = Engine(target, draft, K, monkeypatch)
+            for length in CONTEXTS:
+                check(target, engine, cfg, weights, length)
+
+
+def moved(cfg: SimpleNamespace, by: int) -> SimpleNamespace:
+    taps = tuple(boundary + by for boundary in cfg.aux_boundaries)
+    return SimpleNamespace(**vars(cfg) | {"aux_boundaries": taps})
+
+
+SEEN_IN_LOGITS = [
+    mutant
+    for mutant in MUTANTS
+    if mutant not in ("bias after temperature", "markov_w1 by draft id")
+]
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_every_mutant_of_the_backbone_is_seen(target, draft_of, kind, monkeypatch):
+    draft, cfg, weights = draft_of(kind)
+    engine = Engine(target, draft, 4, monkeypatch)
+    logits_KW, _ = check(target, engine, cfg, weights, 65)
+    tokens = [*prompt_of(65), int(engine.runner.state.last_sampled_tokens[ROW])]
+    mutants = [SimpleNamespace(**vars(cfg), mutant=mutant) for mutant in SEEN_IN_LOGITS]
+    for mutant in (*mutants, moved(cfg, 1), moved(cfg, -1)):
+        wrong = naive_after(target, mutant, weights, tokens, 4)
+        assert (logits_KW - wrong.logits_KW).abs().max() > 1e-3, mutant
+
+
+def test_markov_w1_goes_by_the_targets_ids(target, draft_of, monkeypatch):
+    draft, cfg, weights = draft_of("dspark, d2t")
+    engine = Engine(target, draft, 4, monkeypatch)
+    logits_KW, _ = check(target, engine, cfg, weights, 9)
+    tokens = [*prompt_of(9), int(engine.runner.state.last_sampled_tokens[ROW])]
+    cfg.mutant = "markov_w1 by draft id"
+    wrong = naive_after(target, cfg, weights, tokens, 4)
+    assert (logits_KW - wrong.logits_KW).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "dspark, d2t"])
+def test_drafts_are_drawn_with_the_targets_noise_after_the_bias(
+    target, draft_of, kind, monkeypatch
+):
+    draft, cfg, weights = draft_of(kind)
+    T, num_seeds, flags = 0.5, 12, SamplingFlags(noise=True)
+    engine = Engine(target, draft, 4, monkeypatch, num_reqs=num_seeds)
+    rows = list(range(num_seeds))
+    blocks = [[4 * row + i for i in range(4)] for row in rows]
+    for row in rows:
+        engine.start(row, blocks[row], temperature=T, seed=row)
+    prompt = prompt_of(7)
+    firsts = engine.prefill([prompt] * num_seeds, rows, blocks, flags=flags)
+    late = SimpleNamespace(**vars(cfg), mutant="bias after temperature")
+    differs = 0
+    for row, first in zip(rows, firsts, strict=True):
+        asked = target, weights, [*prompt, first], 4
+        drafts = engine.runner.state.draft_tokens[row].tolist()
+        for config, is_right in ((cfg, True), (late, False)):
+            of, w, tokens, K = asked
+            found = naive_after(of, config, w, tokens, K, scores=sampled(T, row)).tokens
+            assert not is_right or found == drafts
+            differs += found != drafts
+    assert (differs > 0) == (cfg.markov is not None)
+    assert len({tuple(engine.runner.state.draft_tokens[row].tolist()) for row in rows}) > 6
+
+
+def test_what_is_drafted_depends_on_no_neighbour_and_no_chunk(target, draft_of, monkeypatch):
+    draft, _, _ = draft_of("dspark, rnn")
+    prompts = [prompt_of(length) for length in (70, 5, 64, 33, 1)]
+    blocks = [[4 * row + i for i in range(4)] for row in range(5)]
+    engine = Engine(target, draft, 5, monkeypatch, num_reqs=5)
+    for row in range(5):
+        engine.start(row, blocks[row])
+    engine.prefill(prompts, list(range(5)), blocks)
+    together = torch.stack(engine.logits, dim=1)
+    for chunk in (None, 7):
+        engine.start(2, blocks[2])
+        engine.prefill([prompts[2]], [2], [blocks[2]], chunk)
+        assert torch.equal(torch.stack(engine.logits, dim=1)[0], together[2])
+
+
+def test_a_request_with_fewer_drafts_has_a_shorter_block(target, draft_of, monkeypatch):
+    draft, cfg, weights = draft_of("dspark, masks propose")
+    engine = Engine(target, draft, 5, monkeypatch)
+    for own in (1, 2, 4):
+        engine.start(ROW, BLOCKS)
+        engine.runner.state.num_draft_tokens[ROW] = own
+        [first] = engine.prefill([prompt_of(40)], [ROW], [BLOCKS])
+        found = naive_after(target, cfg, weights, [*prompt_of(40), first], own)
+        assert (torch.cat(engine.logits)[:own] - found.logits_KW).abs().max() < 2e-5
+        assert engine.runner.state.num_nodes[ROW] == own
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_a_block_ends_with_the_context(target, draft_of, kind, monkeypatch):
+    draft, cfg, weights = draft_of(kind)
+    K, longest = 5, 70
+    engine = Engine(target, draft, K, monkeypatch, longest=longest)
+    for length in (64, 66, 68, 69):
+        engine.start(ROW, BLOCKS)
+        [first] = engine.prefill([prompt_of(length)], [ROW], [BLOCKS])
+        tokens = [*prompt_of(length), first]
+        found = naive_after(target, cfg, weights, tokens, K, longest=longest)
+        count = len(found.tokens)
+        close = {"atol": 2e-5, "rtol": 0}
+        torch.testing.assert_close(torch.cat(engine.logits)[:count], found.logits_KW, **close)
+        assert engine.runner.state.num_nodes[ROW] == min(K, longest - 1 - length)
+        assert engine.runner.draft_cache[:, :, BLOCKS[1], :, 6:].isnan().all()
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_slots_after_the_committed_tokens_may_hold_anything(target, draft_of, kind, monkeypatch):
+    """And those before hold, to the bit, what an extension from scratch writes."""
+    draft, _, _ = draft_of(kind)
+    tokens = prompt_of(58)
+    engine = Engine(target, draft, 5, monkeypatch)
+    engine.start(ROW, BLOCKS)
+    tokens += engine.prefill([tokens], [ROW], [BLOCKS])
+    for turn in range(3):
+        n = int(engine.runner.state.num_computed_tokens[ROW])
+        cache = engine.runner.draft_cache[:, :, BLOCKS].transpose(3, 4).flatten(2, 3)
+        fresh = Engine(target, draft, 5, monkeypatch)
+        fresh.start(ROW, BLOCKS)
+        assert fresh.prefill([tokens[:n]], [ROW], [BLOCKS])[0] == tokens[n]
+        scratch = fresh.runner.draft_cache[:, :, BLOCKS].transpose(3, 4).flatten(2, 3)
+        assert torch.equal(cache[:, :, :n], scratch[:, :, :n])
+        state = engine.runner.state
+        assert torch.equal(state.draft_tokens[ROW], fresh.runner.state.draft_tokens[ROW])
+        poisoned = cache.clone()
+        poisoned[:, :, n:] = torch.nan
+        shape = engine.runner.draft_cache[:, :, BLOCKS].transpose(3, 4).shape
+        engine.runner.draft_cache[:, :, BLOCKS] = poisoned.view(shape).transpose(3, 4)
+        # some drafts that hold, then one that does not
+        truth = target.reference.greedy(tokens, 5)
+        state.draft_tokens[ROW, : turn + 1] = torch.tensor([*truth[:turn], (truth[turn] + 1) % 96])
+        engine.runner.run_step([ROW], max_num_computed=n)
+        result = engine.runner.read(1)
+        assert result.num_accepted == [turn]
+        tokens += result.sampled_tokens[0][: turn + 1]
+
+
+def walk(backend, kind):
+    """Rounds of three requests, two and one, after prompts; drafts and states of each step."""
+    pair = tiny(kind, torch.device("cpu"))
+    K = pair.eagle.config.max_drafts
+    sizes = EngineSizes(
+        max_model_len=100,
+        max_num_seqs=3,
+        max_num_batched_tokens=24,
+        num_kv_blocks=6,
+        num_speculative_tokens=K,
+        block_rows=block_rows(pair.eagle.config, K),
+    )
+    modes = graph_modes({"target_prefill": "NONE", "target_decode": "NONE"})
+    graphs = GraphConfig(request_sizes=(3,), modes=modes)
+    runner = Runner(
+        pair.target, pair.eagle, sizes, pair.device, graph_config=graphs, backend=backend
+    )
+    runner.capture()
+    parts = []
+    for row in range(3):
+        blocks = [2 * row, 2 * row + 1]
+        sampling = SamplingStart(temperature=0.8 * (row == 1), seed=row)
+        start = RowStart(blocks=blocks, num_draft_tokens=K, sampling=sampling)
+        runner.start_rows([(row, start)])
+        prompt = prompt_of(3 + 2 * row)
+        whole = {"prompt": prompt, "start": 0, "length": len(prompt), "blocks": blocks}
+        parts.append(PromptPart(state_row=row, **whole))
+    runner.run_step(parts=parts)
+    trace = [runner.state.draft_tokens[:3].clone()]
+    for rows, flags in (([0, 1, 2], SamplingFlags(noise=True)), ([2, 0], GREEDY), ([0], GREEDY)):
+        runner.buffers.sample_mapping.fill_(10**6)
+        runner.run_step(rows, max_num_computed=60, flags=flags)
+        result = runner.read(len(rows))
+        state = runner.state.draft_tokens, runner.state.num_nodes, runner.draft_cache
+        trace += [torch.tensor(result.sampled_tokens), state[0][:3].clone(), state[1][:3].clone()]
+        trace.append(state[2][:, :, :6].clone())
+    return trace, runner.graphs.counters()
+
+
+@pytest.mark.parametrize("kind", ["dspark", pytest.param("dflash", marks=pytest.mark.slow)])
+def test_graphs_draft_what_single_launches_do(kind):
+    captured, counters = walk(TapeBackend(), kind)
+    eager, _ = walk(None, kind)
+    assert all(map(torch.equal, captured, eager))
+    assert len(captured[0].unique()) > 4
+    replays = {name: counter.replays[CUDAGraphMode.FULL] for name, counter in counters.items()}
+    assert replays["draft_prefill"] == 3  # after a prompt it is launched op by op
+    assert replays["draft_decode"] == 4

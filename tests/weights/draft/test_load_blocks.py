@@ -1,0 +1,257 @@
+"""Block drafts from files: the same binding in every format, and refusals by name."""
+
+import dataclasses
+import json
+import random
+import time
+from contextlib import suppress
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.weights.blocks import DSPARK, FORMATS, block_config
+from tests.weights.tiny import random_tensors, tiny_target, write_target
+from weights import CheckpointError, RopeConfig, inspect_checkpoint, load_eagle
+from weights.shapes import draft_shapes
+
+TARGET = tiny_target("qwen3")
+D2T = {"has_d2t": True, "draft_vocab_size": 40, "has_own_head": True}
+YARN = RopeConfig(theta=5e5, kind="yarn", factor=8.0, original_max_position_embeddings=64)
+
+# what is set: how many formats can express it
+FEATURES = [
+    ({}, 2),
+    ({"anchor_proposes": True}, 3),
+    (DSPARK, 3),
+    (DSPARK | {"anchor_proposes": False}, 2),
+    (DSPARK | {"markov": "gated", "confidence": "hidden"}, 3),
+    (DSPARK | {"markov": "rnn", "confidence": None}, 3),
+    (DSPARK | {"markov_rank": 256}, 3),
+    ({"confidence": "hidden"}, 2),
+    (DSPARK | D2T, 1),
+    (D2T, 1),
+    (DSPARK | {"has_own_embedding": True, "has_own_head": True}, 2),
+    ({"aux_boundaries": (0, 1, 8)}, 2),
+    ({"aux_boundaries": (5,), "num_layers": 1}, 2),
+    ({"aux_boundaries": (2, 3, 5, 6, 7), "num_layers": 5}, 2),
+    ({"qkv_bias": True, "qk_norm": False}, 2),
+    ({"rope": YARN, "block_size": 16, "mask_token_id": 95}, 2),
+]
+
+
+def tensors_of(config):
+    shapes = {name: shape for name, shape in draft_shapes(config).items() if name != "d2t"}
+    tensors = random_tensors(shapes, seed=1, dtype=torch.float32)
+    if config.has_d2t:
+        order = torch.randperm(config.vocab_size, generator=torch.Generator().manual_seed(1))
+        tensors["d2t"] = order[: config.draft_vocab_size].sort().values
+    return tensors
+
+
+@pytest.mark.parametrize("features, num_formats", FEATURES, ids=str)
+def test_a_block_draft_binds_alike_in_every_format(tmp_path, features, num_formats):
+    config = block_config(TARGET, **features)
+    tensors = tensors_of(config)
+    able = [name for name, format in FORMATS.items() if format.can_express(config, TARGET)]
+    assert len(able) == num_formats
+    for name in able:
+        FORMATS[name].write(tmp_path / name, config, tensors, TARGET)
+        loaded = load_eagle(tmp_path / name, TARGET, progress=False)
+        assert dataclasses.replace(loaded.config, format="any") == config, name
+        assert loaded.tensors.keys() == tensors.keys(), name
+        assert all(torch.equal(loaded.tensors[key], tensors[key]) for key in tensors), name
+
+
+class Head:
+    """A draft directory in one format, with its config and tensors open for changes."""
+
+    def __init__(self, directory, format="deepspec-dspark", **changes):
+        self.directory = directory
+        config = block_config(TARGET, **DSPARK | changes)
+        FORMATS[format].write(directory, config, tensors_of(config), TARGET)
+        self.keys = json.loads((directory / "config.json").read_text())
+        self.tensors = load_file(directory / "model.safetensors")
+
+    def load(self, **arguments):
+        (self.directory / "config.json").write_text(json.dumps(self.keys))
+        save_file(self.tensors, self.directory / "model.safetensors")
+        return load_eagle(self.directory, TARGET, progress=False, **arguments)
+
+    def refusal(self) -> str:
+        with pytest.raises(CheckpointError) as error:
+            self.load()
+        assert all("config.json" in each or ".safetensors" in each for each in error.value.problems)
+        return str(error.value)
+
+
+PLAIN = {"markov": None, "markov_rank": 0, "confidence": None, "anchor_proposes": False}
+
+
+def test_formats_are_told_apart(tmp_path):
+    found = {}
+    for format in FORMATS:
+        changes = PLAIN if format == "dflash" else {}
+        found[format] = Head(tmp_path / format, format, **changes).load().config
+    assert {name: config.format for name, config in found.items()} == {
+        "dflash": "dflash",
+        "specforge-dspark": "specforge-dspark",
+        "deepspec-dspark": "deepspec-dspark",
+        "speculators": "speculators-dspark",
+    }
+    assert {name: config.method for name, config in found.items()} == {
+        **dict.fromkeys(FORMATS, "dspark"),
+        "dflash": "dflash",
+    }
+    head = Head(tmp_path / "plain", "speculators", **PLAIN)
+    assert (head.load().config.format, head.load().config.method) == (
+        "speculators-dflash",
+        "dflash",
+    )
+
+
+def test_what_configs_leave_out_is_the_formats_default(tmp_path):
+    zlab = Head(tmp_path / "zlab", "dflash", **PLAIN)
+    del zlab.keys["dflash_config"]["target_layer_ids"], zlab.keys["block_size"]
+    loaded = zlab.load()
+    assert (loaded.config.aux_boundaries, loaded.config.block_size) == ((2, 6), 16)  # outputs 1, 5
+    one = Head(tmp_path / "one", "dflash", **PLAIN, num_layers=1, aux_boundaries=(3,))
+    del one.keys["dflash_config"]["target_layer_ids"]
+    assert one.load().config.aux_boundaries == (5,)
+    early = Head(tmp_path / "early", "specforge-dspark")
+    early.tensors = {
+        f"logit_head.{name}" if name.startswith(("markov", "confidence")) else name: tensor
+        for name, tensor in early.tensors.items()
+    }
+    assert early.load().config.markov == "vanilla"
+
+
+@pytest.mark.parametrize(
+    "format, key, ids, boundaries",
+    [
+        ("deepspec-dspark", "target_layer_ids", [-1, 7], (0, 8)),
+        ("speculators", "aux_hidden_state_layer_ids", [0, 8], (0, 8)),
+        ("deepspec-dspark", "target_layer_ids", [1, 4], (2, 5)),
+        ("speculators", "aux_hidden_state_layer_ids", [1, 4], (1, 4)),
+    ],
+)
+def test_layer_ids_are_boundaries_or_outputs_by_format(tmp_path, format, key, ids, boundaries):
+    head = Head(tmp_path, format)
+    head.keys[key] = ids
+    assert head.load().config.aux_boundaries == boundaries
+    assert head.load(aux_layers=(3, 6)).config.aux_boundaries == (3, 6)
+
+
+# what changes: config keys (None: it goes), tensors, and words of the refusal
+REFUSED = {
+    "dflash2": ({"architectures": ["DFlash2DraftModel"]}, {}, "DFlash2"),
+    "dflash2, tensors": ({}, {"candidate_selector.hidden_projection.weight": (4, 32)}, "DFlash2"),
+    "domino": ({"projector_type": "domino"}, {}, "Domino"),
+    "domino, tensors": ({}, {"prefix_gru.weight_ih_l0": (4, 32)}, "Domino"),
+    "windows": ({"layer_types": ["full_attention", "sliding_attention"]}, {}, "with windows"),
+    "swa": ({"use_swa": True}, {}, "with windows"),
+    "causal": ({"is_causal": True}, {}, "causal"),
+    "causal heads": ({"is_causal": [0, 1]}, {}, "some heads of them, are causal"),
+    "causal block": ({"causal": True}, {}, "causal"),
+    "sinks": ({"attention_sink_bias": True}, {}, "attention sinks"),
+    "sinks, tensors": ({}, {"layers.0.self_attn.sinks": (4,)}, "attention sinks"),
+    "experts": ({}, {"layers.0.mlp.experts.0.up_proj.weight": (4, 32)}, "mixture-of-experts"),
+    "mla": ({"attention_mode": "mla"}, {}, "MLA"),
+    "mla, tensors": ({}, {"layers.0.self_attn.q_a_proj.weight": (4, 32)}, "MLA"),
+    "kda": ({"attention_modes": ["kda", "gqa"]}, {}, "latent or linear attention"),
+    "mask embedding": ({}, {"mask_embedding": (32,)}, "mask has an embedding of its own"),
+    "mask outside": ({"mask_token_id": 96}, {}, "the embedding has rows 0 to 95"),
+    "no mask": ({"mask_token_id": None}, {}, "missing mask_token_id"),
+    "no size": ({"block_size": None}, {}, "missing block_size"),
+    "size of one": ({"block_size": 1}, {}, "block_size is 1"),
+    "no taps": ({"target_layer_ids": None}, {}, "missing aux_hidden_state_layer_ids"),
+    "taps outside": ({"target_layer_ids": [1, 8]}, {}, "must lie in 0..8"),
+    "one tap": ({"target_layer_ids": [1]}, {}, "takes 2 hidden states"),
+    "another head": ({"markov_head_type": "lstm"}, {}, "only vanilla, gated, rnn"),
+    "another rank": ({"markov_rank": 7}, {}, "markov_rank is 7"),
+    "gemma": ({"architectures": ["Gemma4DSparkModel"]}, {}, "Gemma"),
+    "projector": ({"projector_type": "dta"}, {}, "only dflash, dspark"),
+    "scaled embedding": ({"input_embedding_scale": 2.0}, {}, "scales its embedding"),
+    "softcap": ({"final_logit_softcapping": 30.0}, {}, "final_logit_softcapping"),
+    "no fc": ({}, {"fc.weight": None}, "missing fc.weight"),
+    "no markov_w2": ({}, {"markov_head.markov_w2.weight": None}, "missing markov_head.markov_w2"),
+    "no confidence": ({}, {"confidence_head.proj.bias": None}, "missing confidence_head.proj.bias"),
+    "more": ({}, {"markov_head.gate_proj.weight": (12, 44)}, "unexpected markov_head.gate_proj"),
+}
+
+
+@pytest.mark.parametrize("attack", REFUSED)
+def test_what_is_not_built_or_does_not_fit_is_refused_by_name(tmp_path, attack):
+    head = Head(tmp_path)
+    keys, tensors, words = REFUSED[attack]
+    head.keys = {k: v for k, v in (head.keys | keys).items() if v is not None}
+    for name, shape in tensors.items():
+        head.tensors.pop(name, None)
+        if shape is not None:
+            head.tensors[name] = torch.zeros(shape)
+    assert words in head.refusal()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_block_draft_is_inspected_with_and_without_its_target(tmp_path, format):
+    head = Head(tmp_path, format, **(PLAIN if format == "dflash" else {}))
+    for target in (None, TARGET.config):
+        found = inspect_checkpoint(head.directory, target)
+        assert (found.problems, found.report.role) == ((), "draft")
+        assert {"block_size", "mask_token_id", "anchor_proposes"} <= {
+            row.field for row in found.report.fields
+        }
+    head.tensors.pop("norm.weight")
+    save_file(head.tensors, head.directory / "model.safetensors")
+    [problem] = inspect_checkpoint(head.directory).problems
+    assert "missing norm.weight" in problem
+
+
+def mutate(head, rng):
+    """Change one or two things at random; say what."""
+    values = (None, 0, -1, 10**30, 1.5, "x", [], [None], {}, True, [10**12], float("nan"))
+    told = []
+    for _ in range(rng.choice((1, 2))):
+        way = rng.choice(("key", "inner", "drop", "shape", "dtype", "rename", "cut"))
+        keys = head.keys.get("dflash_config", head.keys) if way == "inner" else head.keys
+        name = rng.choice(sorted(head.tensors)) if head.tensors else ""
+        if way in ("key", "inner"):
+            key = rng.choice(sorted(keys))
+            keys[key] = rng.choice(values)
+            told.append((way, key, keys[key]))
+            continue
+        told.append((way, name))
+        tensor = head.tensors.pop(name)
+        if way == "shape":
+            head.tensors[name] = tensor.flatten()[: rng.randrange(1, tensor.numel() + 1)].clone()
+        elif way == "dtype":
+            head.tensors[name] = tensor.to(rng.choice((torch.int32, torch.bool, torch.float64)))
+        elif way == "rename":
+            head.tensors[f"{name}.{rng.choice(('x', 'weight_scale', 'weight'))}"] = tensor
+        elif way == "cut":
+            head.tensors[name] = tensor
+            head.is_cut = True
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200))
+def test_a_mutated_checkpoint_is_one_error_or_loads(tmp_path, seed):
+    rng = random.Random(seed)
+    format = rng.choice(sorted(FORMATS))
+    head = Head(tmp_path, format, **(PLAIN if format == "dflash" else {}))
+    told = mutate(head, rng)
+    (tmp_path / "config.json").write_text(json.dumps(head.keys))
+    save_file(head.tensors, tmp_path / "model.safetensors")
+    if getattr(head, "is_cut", False):
+        data = (tmp_path / "model.safetensors").read_bytes()
+        (tmp_path / "model.safetensors").write_bytes(data[: rng.randrange(len(data))])
+    began = time.perf_counter()
+    with suppress(CheckpointError):  # any other error fails
+        load_eagle(tmp_path, TARGET, progress=False)
+    assert time.perf_counter() - began < 2, told
+
+
+def test_a_target_is_no_draft(tmp_path):
+    write_target(tmp_path, TARGET)
+    assert inspect_checkpoint(tmp_path).report.role == "target"

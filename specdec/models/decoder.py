@@ -5,7 +5,7 @@ stream. `tap` writes the stream that enters a layer into a buffer that an EAGLE-
 Letters: T rows, D hidden, E = taps x D, V vocabulary.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -19,6 +19,7 @@ from specdec.models.layers import (
     Embedding,
     Norm,
     Quantised,
+    QuantisingNorm,
     Reader,
     RMSNorm,
     embedding,
@@ -152,18 +153,11 @@ class DecoderModel(nn.Module):
         """Leave layers out of the body's forwards that run the same kernels as others.
 
         The last one stays, which may finish some rows only. Before it, where all rows are finished,
-        one of every kind stays, and one of every kind that is tapped.
+        one of every kind stays, and one of every kind that is tapped, before either kind of norm.
         """
         path = self._path
         *before, last = path
-        kept: dict[tuple[LayerKind, bool], tuple[DecoderLayer, Norm]] = {}
-        for layer, norm in before:
-            is_tapped = layer.index + 1 in self.columns
-            kept.setdefault((layer.kind, is_tapped), (layer, norm))
-        pairs = [*kept.values()]
-        if before:  # the last layer's own norm is before it: of several ranks it reads all rows
-            pairs[-1] = (pairs[-1][0], before[-1][1])
-        self._path = [*pairs, last]
+        self._path = [*_one_of_each(before, self.columns), last]
         try:
             yield
         finally:
@@ -183,3 +177,37 @@ class DecoderModel(nn.Module):
         """
         logits_XV = linear(hidden_XD, self.lm_head.weight, out_dtype=torch.float32)
         return logits_XV if self.logits_factor == 1.0 else logits_XV.mul_(self.logits_factor)
+
+
+def _one_of_each(
+    before: Sequence[tuple[DecoderLayer, Norm]], tapped: Container[int]
+) -> list[tuple[DecoderLayer, Norm]]:
+    """Choose layers for a shortened path, each with the norm that follows it.
+
+    A norm that leaves codes may stand before another layer than in the whole path: one that reads
+    plain rows gets them from a layer between.
+    """
+    kept: list[tuple[DecoderLayer, Norm]] = []
+
+    def keep(layer: DecoderLayer, norm: Norm) -> None:
+        if kept and _quantises(kept[-1][1]) and not _quantises(layer.input_layernorm):
+            between = before[kept[-1][0].index + 1 : layer.index]
+            kept.append(next(pair for pair in between if not _quantises(pair[1])))
+        kept.append((layer, norm))
+
+    found = set()
+    for layer, norm in before:
+        key = layer.kind, layer.index + 1 in tapped, _quantises(norm)
+        if key not in found:
+            found.add(key)
+            keep(layer, norm)
+    if before:  # the last layer's own norm is before it: of several ranks it reads all rows
+        layer, norm = before[-1]
+        if _quantises(kept[-1][1]) != _quantises(norm):
+            keep(layer, norm)
+        kept[-1] = kept[-1][0], norm
+    return kept
+
+
+def _quantises(norm: nn.Module) -> bool:
+    return isinstance(norm, QuantisingNorm)

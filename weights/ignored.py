@@ -7,15 +7,19 @@ special characters for patterns (transformers, quantizers/quantizers_utils.py).
 Patterns are untrusted: those that could take for ever on a name are refused.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 
 PATTERN = "re:"  # begins a pattern of compressed-tensors
 SPECIAL = frozenset("*+?[](){}|^$\\")
-MOST_CHARACTERS = 200
+MOST_CHARACTERS = 200  # of a pattern, and of a name that it may fit
 MOST_REPEATS = 3
+MOST_WAYS = 64**4  # to fit: 64 of a repeat, 8 of what may be absent, n * n of n alternatives
 REPEAT = re.compile(r"[*+{]")
 REPEATED_GROUP = re.compile(r"\)[*+{]")
+OPTION = re.compile(r"(?<![(*+?}])\?")
+NO_CHOICE = re.compile(r"\\.|\[[^]]*\]")  # a character by itself, or one of a set
 BORDER = r"(?:(?<=\.)|(?=\.|$))"  # of a module's name
 
 
@@ -35,7 +39,8 @@ class Ignored:
 
     def __contains__(self, module: str) -> bool:
         found = [name for name in self._names_of(module) if name in self._names]
-        found += [entry for entry, fits in self._patterns.items() if fits.match(module)]
+        if len(module) <= MOST_CHARACTERS:  # no family has a longer one
+            found += [entry for entry, fits in self._patterns.items() if fits.match(module)]
         for entry in found:
             self._unused.pop(entry, None)
         return bool(found)
@@ -65,7 +70,24 @@ class Ignored:
             raise ValueError(f"{entry!r:.80} is longer than {MOST_CHARACTERS} characters")
         if REPEATED_GROUP.search(text) or len(REPEAT.findall(text)) > MOST_REPEATS:
             raise ValueError(f"{entry!r:.80} repeats a group, or more than {MOST_REPEATS} times")
+        if _ways(text) > MOST_WAYS:
+            raise ValueError(f"{entry!r:.80} has too many alternatives for a pattern")
         try:
             return re.compile(f"(?:{text}){BORDER}" if self._has_parts else text)
         except re.error as error:
             raise ValueError(f"{entry!r:.80} is no pattern: {error}") from error
+
+
+def _ways(pattern: str) -> int:
+    """Bound the ways in which a pattern may fit a name, since a search may try all of them."""
+    text = NO_CHOICE.sub("", pattern)
+    ways = 64 ** len(REPEAT.findall(text)) * 8 ** len(OPTION.findall(text))
+    alternatives = [1]  # of the groups that are open, and of the whole
+    for character in text:
+        if character == "(":
+            alternatives.append(1)
+        elif character == "|":
+            alternatives[-1] += 1
+        elif character == ")" and len(alternatives) > 1:
+            ways *= alternatives.pop() ** 2
+    return ways * math.prod(alternatives) ** 2

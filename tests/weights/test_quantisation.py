@@ -240,7 +240,31 @@ def test_an_entry_of_compressed_tensors_is_a_whole_name_or_a_pattern():
     assert "model.layers.2.mlp.gate_proj" not in ignored
 
 
-@pytest.mark.parametrize("entry", ["re:(", "re:" + "a" * 300, "re:.*.*.*.*x", "re:(a|b)*"])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *("re:(", "re:" + "a" * 300, "re:.*.*.*.*x", "re:(a|b)*"),
+        *("re:" + ".?" * 30 + "." * 30 + "!", "re:" + "(.|..)" * 30 + "!", "re:" + "a??" * 30),
+    ],
+)
 def test_a_pattern_that_could_take_for_ever_is_refused(entry):
     with pytest.raises(ValueError, match="re:"):
         Ignored([entry])
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        r"re:.*layers\.(0|1|2|10|11|12|13|14|15|16|20|21|46|47)\..*",
+        r"re:.*\.layers\.[0-9]+\.self_attn\.(q|k|v)_proj.*",
+        r"re:(model\.)?layers\.(0|1)\.(mlp|self_attn)\..*",
+        r"re:^(?!.*(?:\.|^)(?:self_attn|mlp)\.).*$",
+    ],
+)
+def test_a_pattern_may_have_some_alternatives(entry):
+    assert ("model.layers.0.self_attn.q_proj" in Ignored([entry])) == ("?!" not in entry)
+
+
+def test_a_long_name_fits_no_pattern():
+    """Such a search takes the third power of the name's length."""
+    assert "a" * 100_000 not in Ignored(["re:.*.*.*x"])

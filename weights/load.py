@@ -22,7 +22,7 @@ from weights.files.header import INTEGER_DTYPES, TensorEntry
 from weights.files.part import Part
 from weights.files.reader import Reader
 from weights.files.transfer import read_tensors
-from weights.fp8 import is_scale
+from weights.fp8 import is_scale, weight_of
 from weights.mxfp4 import check_scales
 from weights.ranks import check_draft_ranks, check_target_ranks
 from weights.rename import rename
@@ -113,8 +113,11 @@ def bind_target(reader: Reader, log: Log) -> tuple[TargetConfig, Shapes, dict[st
 
 
 def _is_flat(name: str, wanted: Shapes, held: dict[str, TensorEntry]) -> bool:
-    """Say whether files have scales [N] where [N, 1] is wanted, which means the same."""
-    return is_scale(name) and name in held and (*held[name].shape, 1) == wanted[name]
+    """Say whether files have scales [N] where [N, 1] is wanted, one for each row."""
+    if not is_scale(name) or name not in held:
+        return False
+    is_of_rows = wanted[name] == (wanted[weight_of(name)][0], 1)
+    return is_of_rows and (*held[name].shape, 1) == wanted[name]
 
 
 def load_eagle(

@@ -91,6 +91,17 @@ def test_scales_may_be_flat_and_have_either_name(plain, tmp_path, form):
     assert torch.equal(dequantised(loaded.tensors, key), expected_of(key, expected))
 
 
+def test_scales_of_blocks_are_not_flat(tmp_path):
+    """Not even where one block has all columns."""
+    sizes = {"hidden_size": 96, "intermediate_size": 96, "head_dim": 12, "num_hidden_layers": 1}
+    save_odd("llama", tmp_path / "plain", **sizes)
+    write_fp8(tmp_path / "plain", tmp_path / "fp8", "block", is_flat=True)
+    with pytest.raises(CheckpointError) as error:
+        load_target(tmp_path / "fp8", progress=False)
+    assert len(error.value.problems) == 7
+    assert all(line.endswith(" is [1], [1, 1] is needed") for line in error.value.problems)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_ranks_have_their_rows_and_columns_of_scales(plain, tmp_path, form):
     """Rows of a rank may begin inside a block; the columns of this model are cut at its borders."""

@@ -45,6 +45,8 @@ CONFIGS: dict[str, dict[str, object]] = {
         "weight_block_size": [BLOCK, BLOCK],
     },
 }
+# under which key are the modules that stay plain
+IGNORED = {"channel": "ignore", "block": "modules_to_not_convert"}
 
 
 def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
@@ -92,7 +94,17 @@ def write(source: Path, out: Path, form: str, device: str = "cpu") -> None:
     if (source / INDEX).exists():
         (out / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
     keys = json.loads((source / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps(keys | {"quantization_config": CONFIGS[form]}))
+    plain = [
+        "lm_head",
+        *(held[name].name.removesuffix(".weight") for name in held if is_router(name)),
+    ]
+    how = CONFIGS[form] | {IGNORED[form]: plain}
+    (out / "config.json").write_text(json.dumps(keys | {"quantization_config": how}))
+
+
+def is_router(name: str) -> bool:
+    """Say whether a weight chooses experts, and stays plain. name: as specdec has it"""
+    return name.endswith(".mlp.gate.weight")
 
 
 def quantised(weight_NK: Tensor, form: str) -> tuple[Tensor, Tensor]:

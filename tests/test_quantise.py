@@ -1,5 +1,7 @@
 """The script that writes FP8: what it writes is read, and means nearly what it was."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -38,6 +40,16 @@ def test_shards_keep_their_index(tmp_path):
     assert not loaded.report.notes
     names = {file.name for file in (tmp_path / "fp8").iterdir()}
     assert names == {file.name for file in demo_directory("target").iterdir()}
+
+
+@pytest.mark.parametrize("form, key", [("channel", "ignore"), ("block", "modules_to_not_convert")])
+def test_heads_and_routers_are_said_to_be_plain(tmp_path, form, key):
+    """Other readers take every other product for FP8."""
+    save_odd("qwen3_moe", tmp_path / "plain")
+    quantise.write(tmp_path / "plain", tmp_path / "fp8", form)
+    how = json.loads((tmp_path / "fp8" / "config.json").read_text())["quantization_config"]
+    assert how[key] == ["lm_head", "model.layers.0.mlp.gate"]
+    assert not load_target(tmp_path / "fp8", progress=False).report.notes
 
 
 def test_a_family_without_fp8_is_refused(tmp_path):

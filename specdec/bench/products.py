@@ -29,6 +29,7 @@ from specdec.kernels.fp8.quantise import quantise
 from specdec.kernels.fp8.weight import E4M3, GROUP, Fp8, Fp8Rows
 from specdec.kernels.gate_up import gate_up
 from specdec.kernels.linear import linear, split_linear
+from specdec.models.layers import SHARED_ROWS
 
 Matrix = Tensor | Fp8
 SCALE = "_scale"  # after the name of an 8-bit weight
@@ -76,11 +77,20 @@ def weights_of(pair: Pair) -> dict[tuple[str, str], list[Matrix]]:
         for name, tensor in tensors.items():
             if tensor.ndim != 2 or "embed_tokens" in name or name.endswith(SCALE):
                 continue
-            matrix = Fp8(tensor, tensors[name + SCALE]) if tensor.dtype == E4M3 else tensor
+            matrix = _fp8(tensor, tensors[name + SCALE]) if tensor.dtype == E4M3 else tensor
             found[owner, name.split(".")[-2]].append(matrix)
     if "lm_head.weight" not in pair.target.tensors:
         found["target", "lm_head"].append(pair.target.tensors["embed_tokens.weight"])
     return found
+
+
+def _fp8(codes_NK: Tensor, scales: Tensor) -> Fp8:
+    """Make the weight that the module of these tensors multiplies by, which knows its parts."""
+    is_shared = False
+    if scales.dim() == 2 and scales.shape[1] % SHARED_ROWS == 0:
+        blocks = scales.unflatten(1, (-1, SHARED_ROWS))
+        is_shared = bool((blocks == blocks[..., :1]).all())
+    return Fp8(codes_NK, scales, is_shared)
 
 
 def _matrix(weight: Matrix) -> Tensor:

@@ -101,3 +101,15 @@ def test_products_of_8_bits_are_timed_beside_others(is_block, monkeypatch):
     rows = [row for row in products.products(bench) if "form" in row]
     assert [row["form"] for row in rows] == ["fp8 block" if is_block else "fp8 channel"]
     assert all(row[name] > 0 for name in ("us", "cublas_us", "slow_accum_us") for row in rows)
+
+
+@pytest.mark.parametrize("rows", [64, 32])
+def test_weights_of_8_bits_are_timed_as_the_model_multiplies_by_them(rows):
+    """Rows that share their scales say so, of which products are faster."""
+    scales = torch.rand(2, 128 // rows).repeat_interleave(rows, 1)
+    name = "layers.0.mlp.down_proj.weight"
+    tensors = {"lm_head.weight": torch.empty(8, 256), f"{name}_scale": scales}
+    tensors[name] = fp8_weight(128, 256, True).codes_NK
+    pair = SimpleNamespace(target=SimpleNamespace(tensors=tensors), eagle=None)
+    [weight] = weights_of(pair)["target", "down_proj"]
+    assert weight.is_shared == (rows == 64)

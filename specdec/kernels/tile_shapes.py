@@ -36,7 +36,7 @@ THREE_GROUPS = 192  # block_n, of persistent/ alone
 MOST_ROWS_FP8 = 128  # of a product's accumulators, beside which are the sums
 TURNS = 256  # block_m of gate with two groups there, with 8 gate and 8 up rows of W in turn
 PERSISTENT_BYTES = 33 * 1024  # of shared memory beside its ring: results, and barriers
-GATED_BYTES = 17 * 1024  # of 8-bit gate, whose results have 16 bits
+GATED_BYTES = 17 * 1024  # of 8-bit gate, whose results have 16 bits or smaller blocks
 THREE_GROUPS_BYTES = 25 * 1024  # with three groups, whose results have smaller blocks
 
 

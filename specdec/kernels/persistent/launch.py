@@ -59,7 +59,7 @@ def launch_persistent(
         is_shared=scales is not None and scales.is_shared and N % 64 == 0,
     )
     num_tiles = S * -(-N // height) * -(-T // tiles.block_m)
-    out_desc = _describe_out(out_STN, height // groups, groups)
+    out_desc = _describe_out(out_STN, height // groups, groups == 3 or is_gated)
     w_descs = _describe_weight(weight_NK, N, tiles, has_turns)
     x_descs = _describe_rows(x_TK, block_m, tail or block_m // tiles.cuts, tiles.block_k)
     bias = weight_NK if bias_N is None else bias_N
@@ -95,10 +95,13 @@ def _describe_rows(
     return descs[0], descs[-1]
 
 
-def _describe_out(out_STN: Tensor, columns: int, groups: int) -> GluonDescriptor:
-    """Describe results in blocks, two of each group, that fit into what the ring leaves."""
+def _describe_out(out_STN: Tensor, columns: int, is_narrow: bool) -> GluonDescriptor:
+    """Describe results in blocks, two of each group, that fit into what the ring leaves.
+
+    is_narrow: it has room for blocks of 16 bits alone; those of float32 have half of the rows
+    """
     size = out_STN.element_size()
-    rows = OUT_ROWS if groups == 2 else OUT_ROWS * 2 // size
+    rows = OUT_ROWS * 2 // size if is_narrow else OUT_ROWS
     layout = _shared_layout(out_STN.dtype, 3, min(128, columns * size))
     shape, strides = list(out_STN.shape), list(out_STN.stride())
     return GluonDescriptor(out_STN, shape, strides, [1, rows, columns], layout)

@@ -3,6 +3,7 @@
 The order of sums is in the PTX: each 128 of K begins accumulators anew, and additions follow.
 """
 
+import math
 import os
 import subprocess
 import sys
@@ -21,11 +22,19 @@ from specdec.kernels.fp8.products import (
     launch_fp8_linear,
     launch_fp8_split_linear,
 )
-from specdec.kernels.fp8.quantise import quantise
+from specdec.kernels.fp8.quantise import quantise, quantise_ref
 from specdec.kernels.linear import Sums
-from specdec.kernels.sum_order import add_parts
+from specdec.kernels.persistent import launch
+from specdec.kernels.sum_order import Order, add_parts
 from specdec.kernels.tile_rule import candidates
-from specdec.kernels.tile_shapes import FP8, Product, Shape, row_class
+from specdec.kernels.tile_shapes import (
+    FP8,
+    GATED_BYTES,
+    Product,
+    Shape,
+    problem_of,
+    row_class,
+)
 from specdec.kernels.tiles import choose_order, cut, gpu_name, of_rows
 from tests.specdec.kernels.expert_cases import choices
 from tests.specdec.kernels.fp8_cases import fp8_experts, fp8_weight, in_float64
@@ -59,6 +68,22 @@ def test_each_128_columns_have_an_accumulator_of_their_own(words):
     assert num_products == 4 * num_fresh > 0, "a block of 128 is four products of 32"
     assert beyond >= 0, "an addition for each register of those"
     assert spilled <= 64 or words.startswith(SPILLING), "registers of a thread"
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_results_of_gates_fit_beside_the_ring(dtype, monkeypatch):
+    """Those of a float32 engine in blocks of fewer rows; the deepest ring leaves no more."""
+    launched = []
+    kernel = {(4,): lambda *given, **_: launched.append(given)}
+    monkeypatch.setattr(launch, "persistent_kernel", kernel)
+    monkeypatch.setattr(launch, "num_multiprocessors", lambda _: 132)
+    K, N = 256, 256
+    product, shape = Product("gate", 2 * N, K, FP8), Shape(128, 128, 128, 4, 4, 1)
+    assert problem_of(product, 256, shape) is None
+    x = quantise_ref(torch.randn(256, K), True)
+    launch_fp8_gate_up(x, fp8_weight(2 * N, K, True), None, dtype, cut(shape, 256, Order(1, 1)))
+    [(out_desc, *_)] = launched
+    assert math.prod(out_desc.block_shape) * dtype.itemsize * 4 <= GATED_BYTES - 1024
 
 
 def multiply(kind, x, weight, tiles=None):

@@ -4,7 +4,7 @@ Every product, norm and activation goes through specdec.kernels, whose rows do n
 neighbours. Letters: T rows, D hidden, H query heads, G kv heads, C channels per head, I mlp width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,6 +24,7 @@ from specdec.models.attention import attend, room_for, store_kv
 from specdec.parallel.exchange import Exchange
 from weights.config import Form, LayerKind
 
+SHARED_ROWS = 64  # that products of FP8 blocks take one scale for, where all of them share it
 Reader = Callable[[Sums, Tensor, Tensor, float, Tensor | None], tuple[Tensor, Tensor]]
 
 
@@ -41,6 +42,7 @@ class Linear(nn.Module):
         None: it is whole. Of columns, `sums` are some of the parts, and the bias is for all of them
     form:  of the weight: of FP8 it has scales, and x is quantised by rows
     exchange: with those that have the other columns of x, whose scales are of all; None: all here
+    parts: rows of each of the weights of files that are concatenated in it; (): it is one
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class Linear(nn.Module):
         whole: Whole | None = None,
         form: Form = "plain",
         exchange: Exchange | None = None,
+        parts: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.whole = whole
         self.form = form
         self._exchange = exchange
+        self._is_shared = form == "fp8 block" and not any(rows % SHARED_ROWS for rows in parts)
         self.bias = parameter(num_out) if bias else None
         is_fp8 = form != "plain"
         self.weight = parameter(num_out, num_in, dtype=E4M3 if is_fp8 else None)
@@ -85,7 +89,7 @@ class Linear(nn.Module):
     @property
     def _fp8(self) -> Fp8:
         assert self.weight_scale is not None, self.form
-        return Fp8(self.weight, self.weight_scale)
+        return Fp8(self.weight, self.weight_scale, self._is_shared)
 
     def _quantised(self, x: Tensor | Quantised) -> Quantised:
         if isinstance(x, Quantised):
@@ -243,7 +247,10 @@ class Attention(nn.Module):
         self.sinks = None if sinks is None else nn.Parameter(sinks, requires_grad=False)
         self._query_columns = H * C
         forms = kind.forms
-        self.qkv_proj = Linear(num_in, (H + 2 * G) * C, config.qkv_bias, whole, forms.qkv_proj)
+        parts = H * C, G * C, G * C
+        self.qkv_proj = Linear(
+            num_in, sum(parts), config.qkv_bias, whole, forms.qkv_proj, parts=parts
+        )
         whole = None if exchange is None else (D, kind.num_heads * C)
         self.o_proj = Linear(H * C, D, config.o_bias, whole, forms.o_proj, exchange)
         self.q_norm = RMSNorm(C, config.rms_norm_eps) if config.qk_norm else None
@@ -281,7 +288,7 @@ class MLP(nn.Module):
         D = kind.hidden_size
         I = local_kind(kind, exchange).intermediate_size
         forms = kind.forms
-        self.gate_up_proj = Linear(D, 2 * I, kind.mlp_bias, form=forms.gate_up_proj)
+        self.gate_up_proj = Linear(D, 2 * I, kind.mlp_bias, form=forms.gate_up_proj, parts=(I, I))
         whole = None if exchange is None else (D, kind.intermediate_size)
         self.down_proj = Linear(I, D, kind.mlp_bias, whole, forms.down_proj, exchange)
 

@@ -131,6 +131,29 @@ def test_rows_are_quantised_once_where_a_norm_makes_them(target, monkeypatch):
     assert len(asked) == 2 * 2 * 3  # layers, products, steps
 
 
+@pytest.mark.parametrize(
+    "parts, form, is_shared",
+    [
+        ((), "fp8 block", True),
+        ((256, 64, 64), "fp8 block", True),
+        ((256, 96, 96), "fp8 block", False),
+        ((256, 64, 64), "fp8 channel", False),
+    ],
+)
+def test_scales_are_shared_where_no_part_begins_inside_a_block(parts, form, is_shared):
+    """Each 64 rows have one scale for each 128 columns exactly where a product is told so."""
+    rows = parts or (192,)
+    linear = Linear(256, sum(rows), form=form, parts=parts)
+    pieces = [quantised(torch.randn(N, 256), form.split()[1])[1] for N in rows]
+    scales = linear.weight_scale.data
+    for scale, place in zip(pieces, scales.split(rows, dim=-1), strict=True):
+        fill(place, scale, None)
+    assert linear._fp8.is_shared == is_shared
+    if form == "fp8 block":
+        blocks = scales.unflatten(1, (-1, 64))
+        assert bool((blocks == blocks[..., :1]).all()) == is_shared
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_products_to_be_tuned_have_the_dtype_of_their_form(target, form):
     _, loaded = target("qwen3", form)

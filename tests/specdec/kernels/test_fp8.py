@@ -77,7 +77,7 @@ def test_codes_of_the_kernel_are_the_twins(exact_device, K, dtype, is_block):
         assert codes[2].abs().max() == 448
 
 
-@pytest.mark.parametrize("T", [1, 64, 256, 300])
+@pytest.mark.parametrize("T", [1, 257])
 def test_scales_of_the_highest_tile_lie_inside(T):
     """Of kernel, twin and torch.compile's empty ones; a copy from outside takes longer."""
     rows = torch.ones(T, 320)

@@ -167,7 +167,7 @@ def test_norms_leave_the_codes_of_the_norm(exact_device, D, is_block, monkeypatc
 
 
 @FORMS
-@pytest.mark.parametrize("T", [1, 17, pytest.param(65, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("T", [1, *(pytest.param(T, marks=pytest.mark.slow) for T in (17, 65))])
 def test_experts_have_the_bits_of_dense_products(exact_device, T, is_block):
     """Sorted and not; the twin within what its order of 128 numbers leaves."""
     E, k, D, I = 5, 2, 192, 160

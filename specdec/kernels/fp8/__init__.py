@@ -9,5 +9,6 @@ cores, which keep about 14 bits of a longer one, and it is added to the sum so f
 added in pairs as sum_order.py says, each scaled before.
 
 To be read in this order: weight.py (the values), quantise.py (codes of x), sums.py (the order),
-products.py (public functions, and their twins), norms.py (norms that leave codes).
+products.py (public functions, and their twins), promote.py (the order in few_rows.py and
+persistent/, which do the work on Hopper GPUs), norms.py (norms that leave codes).
 """

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.fp8.weight import (
+    ALIGNED,
     E4M3,
     GROUP,
     LARGEST,
@@ -227,7 +228,7 @@ def quantise_ref(x_TK: Tensor, is_block: bool, peaks_T: Tensor | None = None) ->
     codes_TK = codes_TGX.view(T, groups * width)[:, :K].contiguous()
     if not is_block:
         return Fp8Rows(codes_TK, scales_TG[:, 0].contiguous())
-    return Fp8Rows(codes_TK, F.pad(scales_TG.t(), (0, -T % 4)).contiguous())
+    return Fp8Rows(codes_TK, F.pad(scales_TG.t(), (0, -T % ALIGNED)).contiguous())
 
 
 def row_peaks_ref(x: Tensor) -> Tensor:

@@ -8,6 +8,9 @@ from torch import Tensor
 E4M3 = torch.float8_e4m3fn
 GROUP = 128  # of K: what a scale of the block form is for, and what one accumulator sums
 LARGEST = 448.0  # of e4m3
+# rows of scales of the block form: a tile of any height lies inside, or the copy engine takes
+# longer for the scales of one row than for its weights
+ALIGNED = 256
 LEAST_PEAK = 1e-10  # of a row or group: one of smaller numbers is scaled as if it had this
 
 
@@ -31,7 +34,7 @@ class Fp8(NamedTuple):
 class Fp8Rows(NamedTuple):
     """Rows of x, as `quantise` leaves them: the number at t, k is its code times a scale.
 
-    Scales are float32 [T] (channel), or [K / 128, T] with both rounded up, T to a multiple of 4
+    Scales are float32 [T] (channel), or [K / 128, T] with both rounded up, T to a multiple of 256
     (block): what is after the last row may be anything.
     """
 
@@ -65,4 +68,4 @@ def num_groups(K: int) -> int:
 
 def scales_shape(T: int, K: int, is_block: bool) -> tuple[int, ...]:
     """Give the shape of the scales of T rows."""
-    return (num_groups(K), (T + 3) // 4 * 4) if is_block else (T,)
+    return (num_groups(K), (T + ALIGNED - 1) // ALIGNED * ALIGNED) if is_block else (T,)

@@ -19,7 +19,7 @@ from specdec.kernels.fp8.products import (
     launch_fp8_linear,
     launch_fp8_split_linear,
 )
-from specdec.kernels.fp8.quantise import launch_quantise, quantise, quantise_ref
+from specdec.kernels.fp8.quantise import empty_codes, launch_quantise, quantise, quantise_ref
 from specdec.kernels.fp8.weight import E4M3, Fp8, Fp8Rows
 from specdec.kernels.linear import Sums
 from specdec.kernels.needed import needed_while
@@ -75,6 +75,14 @@ def test_codes_of_the_kernel_are_the_twins(exact_device, K, dtype, is_block):
     if dtype == torch.float32:  # 1e-20 has the least scale, and 1e20 is whole
         assert (codes[1] == 0).all()
         assert codes[2].abs().max() == 448
+
+
+@pytest.mark.parametrize("T", [1, 257])
+def test_scales_of_the_highest_tile_lie_inside(T):
+    """Of kernel, twin and torch.compile's empty ones; a copy from outside takes longer."""
+    rows = torch.ones(T, 320)
+    found = launch_quantise(rows, True), quantise_ref(rows, True), empty_codes(rows, True)
+    assert {tuple(scales.shape) for _, scales in found} == {(3, 256 if T <= 256 else 512)}
 
 
 @FORMS
@@ -159,7 +167,7 @@ def test_norms_leave_the_codes_of_the_norm(exact_device, D, is_block, monkeypatc
 
 
 @FORMS
-@pytest.mark.parametrize("T", [1, 17, pytest.param(65, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("T", [1, *(pytest.param(T, marks=pytest.mark.slow) for T in (17, 65))])
 def test_experts_have_the_bits_of_dense_products(exact_device, T, is_block):
     """Sorted and not; the twin within what its order of 128 numbers leaves."""
     E, k, D, I = 5, 2, 192, 160

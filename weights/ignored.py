@@ -81,7 +81,7 @@ class Ignored:
 def _ways(pattern: str) -> int:
     """Bound the ways in which a pattern may fit a name, since a search may try all of them."""
     text = NO_CHOICE.sub("", pattern)
-    ways = 64 ** len(REPEAT.findall(text)) * 8 ** len(OPTION.findall(text))
+    ways: int = 64 ** len(REPEAT.findall(text)) * 8 ** len(OPTION.findall(text))
     alternatives = [1]  # of the groups that are open, and of the whole
     for character in text:
         if character == "(":
@@ -89,5 +89,7 @@ def _ways(pattern: str) -> int:
         elif character == "|":
             alternatives[-1] += 1
         elif character == ")" and len(alternatives) > 1:
-            ways *= alternatives.pop() ** 2
-    return ways * math.prod(alternatives) ** 2
+            inner = alternatives.pop()
+            ways *= inner * inner
+    whole = math.prod(alternatives)
+    return ways * whole * whole

@@ -88,7 +88,7 @@ def _fp8(codes_NK: Tensor, scales: Tensor) -> Fp8:
     """Make the weight that the module of these tensors multiplies by, which knows its parts."""
     is_shared = False
     if scales.dim() == 2 and scales.shape[1] % SHARED_ROWS == 0:
-        blocks = scales.unflatten(1, (-1, SHARED_ROWS))
+        blocks = scales.view(len(scales), -1, SHARED_ROWS)
         is_shared = bool((blocks == blocks[..., :1]).all())
     return Fp8(codes_NK, scales, is_shared)
 

@@ -44,7 +44,8 @@ class SpeculativeConfig:
     )
     num_speculative_tokens: int | str = option(
         AUTO,
-        f"most drafts per round, at most {MOST_DRAFTS}; auto: 8 if the number adapts, else 3",
+        f"most drafts per round, at most {MOST_DRAFTS}; auto: 8 if the number adapts, else 3; of "
+        "DFlash and DSpark a block, at most 8",
         short="-k",
         metavar="INTEGER|auto",
     )

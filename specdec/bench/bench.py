@@ -16,11 +16,18 @@ from specdec.bench.timing import tokens_needed
 from specdec.engine import Engine
 from specdec.requests.params import SamplingParams
 from specdec.sizes import MAX_TREE_REQUESTS
-from specdec.start.speculation import AUTO_TREE, MOST_LEVELS, Drafting, of_draft
+from specdec.start.speculation import (
+    AUTO_TREE,
+    MOST_LEVELS,
+    Drafting,
+    check_number,
+    of_draft,
+)
 from weights.config import BlockConfig
 from weights.load import LoadedEagle
 
 MOST_CONTEXT = 131072  # tokens of all requests after long prompts
+DEFAULT_KS = 3, 5  # of a draft, beside plain decoding
 SEEDS = (0, 1)  # of sampled runs: texts differ in how well they can be foretold
 
 
@@ -39,8 +46,27 @@ class Bench:
     @property
     def ks(self) -> tuple[int, ...]:
         """K = 0 first: the others are compared with it."""
-        given = (0, 3, 5) if self.options.ks is None else self.options.ks
-        return (0, *(K for K in given if K > 0 and self.pair.eagle is not None))
+        eagle = self.pair.eagle
+        if eagle is None:
+            return (0,)
+        given = self.options.ks
+        if given is None and isinstance(eagle.config, BlockConfig):
+            most = eagle.config.max_drafts
+            return (0, *dict.fromkeys(min(K, most) for K in DEFAULT_KS))
+        return (0, *(K for K in (DEFAULT_KS if given is None else given) if K > 0))
+
+    def check_draft(self) -> None:
+        """Refuse what the draft cannot do, before anything is measured: ValueError."""
+        eagle = self.pair.eagle
+        if eagle is None or not isinstance(eagle.config, BlockConfig):
+            return
+        check_number(max(self.ks), eagle.config)
+        for name in ("trees", "thresholds"):
+            if getattr(self.options, name) is not None:
+                why = "trees, and drafts that stop, come from EAGLE heads only"
+                raise ValueError(
+                    f"--{name} with a {eagle.config.method} draft: {why}: leave it out"
+                )
 
     @property
     def batches(self) -> Sequence[int]:

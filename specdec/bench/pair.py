@@ -21,7 +21,7 @@ from specdec.start.device import device_of, note_gpu_memory, release_memory
 from specdec.start.load import assemble, check_draft_size, check_parts
 from specdec.start.locate import locate
 from specdec.start.runners import Models, RunnerPlan, build_planned, read_models
-from specdec.start.speculation import Drafting, block_rows
+from specdec.start.speculation import Drafting, block_rows, check_number
 from weights.config import BlockConfig
 from weights.demo import demo_prompts
 from weights.errors import Problems
@@ -30,7 +30,9 @@ from weights.load import LoadedEagle, LoadedTarget
 
 PLAIN = Drafting(0)
 HEAD = "lm_head.weight"
-TABLES = ("embed_tokens.weight", "d2t")  # a pass reads only a few rows of them
+MARKOV = "markov_head.markov_w"
+# a pass reads only a few rows of them
+TABLES = ("embed_tokens.weight", "d2t", f"{MARKOV}1.weight")
 NO_PREFILL_GRAPHS = {"target_prefill": "NONE", "draft_prefill": "FULL_DECODE_ONLY"}
 
 
@@ -150,6 +152,8 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
     """Build a new engine, with its graphs captured."""
     drafting = spec.drafting
     K = drafting.num_tokens
+    if pair.eagle is not None:
+        check_number(K, pair.eagle.config)
     B = spec.max_num_seqs
     blocks_per_request = -(-((spec.max_tokens or spec.max_model_len) + K + 1) // BLOCK_SIZE)
     sizes = EngineSizes(
@@ -207,7 +211,7 @@ class Bytes:
     experts: int = 0
     chosen: float = 0.0
     draft_step: int = 0
-    draft_entry: int = 0  # read once per round: fc
+    draft_entry: int = 0  # read once per round: fc; of a block draft all but markov_w2
 
     def of_target(self, num_rows: int) -> float:
         """Count what a pass of the target reads: each expert once that a row chooses by chance."""
@@ -231,8 +235,15 @@ def bytes_of(pair: Pair) -> Bytes:
     if eagle is None:
         return found
     step = _layers(eagle.tensors) + eagle.tensors.get(HEAD, head).nbytes
-    if isinstance(eagle.config, BlockConfig):  # one pass, whatever K is
-        return replace(found, draft_entry=step)
+    if isinstance(eagle.config, BlockConfig):
+        # one pass, whatever K is; each draft reads markov_w2, and the context's keys and values are
+        # made by copies (join_context)
+        layer, (_, G, C) = eagle.config.layer, eagle.config.heads
+        width = eagle.config.num_layers * 2 * G * C
+        context = width * layer.hidden_size * eagle.tensors["fc.weight"].element_size()
+        of_draft = sum(x.nbytes for name, x in eagle.tensors.items() if name == f"{MARKOV}2.weight")
+        entry = step - of_draft + context
+        return replace(found, draft_step=of_draft, draft_entry=entry)
     has_entry = eagle.config.has_fc and eagle.config.entry == "qkv"
     entry = eagle.tensors["fc.weight"].nbytes if has_entry else 0
     return replace(found, draft_step=step - entry, draft_entry=entry)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdec.bench.bench import Bench
 from specdec.bench.fp8_yardstick import deep_gemm, scaled_mm
-from specdec.bench.pair import Pair
+from specdec.bench.pair import TABLES, Pair
 from specdec.bench.report import Row
 from specdec.bench.timing import CACHES, per_call_ms
 from specdec.bench.yardsticks import first_line
@@ -75,7 +75,7 @@ def weights_of(pair: Pair) -> dict[tuple[str, str], list[Matrix]]:
         parts["draft"] = pair.eagle.tensors
     for owner, tensors in parts.items():
         for name, tensor in tensors.items():
-            if tensor.ndim != 2 or "embed_tokens" in name or name.endswith(SCALE):
+            if tensor.ndim != 2 or name in TABLES or name.endswith(SCALE):
                 continue
             matrix = _fp8(tensor, tensors[name + SCALE]) if tensor.dtype == E4M3 else tensor
             found[owner, name.split(".")[-2]].append(matrix)

@@ -47,6 +47,7 @@ def run_bench(options: BenchChoices) -> None:
     )
     note_seed(options.seed, temperature=0)
     bench = Bench(pair, 0.0, options.measured)
+    bench.check_draft()
     if pair.device.type == "cpu":
         drafting = Drafting(max(bench.ks))
         spec = EngineSpec(drafting=drafting, max_num_seqs=1, max_model_len=THREADS_LEN)

@@ -127,8 +127,7 @@ def launch_tile_maxima(
     if other is not None:
         assert not has_sums, "another's product of the head leaves no sums"
         assert cut is None, "another's product of the head knows no ranks"
-        assert addend_TV is None, "another's product of the head adds nothing"
-        best, ids = other(x_TD, weight_VD)
+        best, ids = other(x_TD, weight_VD, addend_TV)
         return TileMaxima(best * factor, ids)
     T, D = x_TD.shape
     V = len(weight_VD)

@@ -75,6 +75,7 @@ def read_models(found: Found, config: EngineConfig, ranks: Ranks) -> Models:
             eagle = _read_draft(found.draft, found.speculation, target, progress, ranks)
         logger.info("%s", eagle.report)
         drafting = of_checkpoint(drafting, found.speculation, eagle.config)
+        refuse_pieces(config, eagle.config)
     return Models(target=target, eagle=eagle, drafting=drafting)
 
 
@@ -222,6 +223,15 @@ def check_method(speculation: SpeculativeConfig, draft: DraftConfig) -> None:
             f"method={speculation.method!r}, but {speculation.model} is {kind} (format "
             f"{draft.format}); give method='auto' or method={method!r}"
         )
+
+
+def refuse_pieces(config: EngineConfig, draft: DraftConfig) -> None:
+    """Refuse graphs in pieces alone of a draft that has none: its prompts take a few products."""
+    family, mode = "draft_prefill", "PIECEWISE"
+    if isinstance(draft, BlockConfig) and (config.cuda_graph_modes or {}).get(family) == mode:
+        given = f"cuda_graph_modes[{family!r}]={mode!r}"
+        why = f"a {draft.method} draft is captured after rounds alone, as a whole"
+        raise ValueError(f"{given}: {why}: give 'NONE' or 'FULL_DECODE_ONLY', or leave it out")
 
 
 def _num_blocks(config: EngineConfig, most: EngineSizes, block: int, memory: int) -> int:

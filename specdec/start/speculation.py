@@ -105,9 +105,8 @@ def of_checkpoint(
 def _of_block(drafting: Drafting, speculation: SpeculativeConfig, draft: BlockConfig) -> Drafting:
     """Draft the same number in every round: one pass proposes them all."""
     given, kind = speculation.num_speculative_tokens, f"a {draft.method} draft"
-    if isinstance(given, int) and given > draft.max_drafts:
-        most = f"{kind} with blocks of {draft.block_size} rows proposes at most {draft.max_drafts}"
-        raise ValueError(f"num_speculative_tokens={given}: {most}")
+    if isinstance(given, int):
+        check_number(given, draft)
     refused = {
         "top_k": (speculation.has_fixed_tree, "draft trees come from EAGLE heads only"),
         "adaptive": (speculation.adaptive is True, f"{kind} proposes as many in every round"),
@@ -122,6 +121,14 @@ def _of_block(drafting: Drafting, speculation: SpeculativeConfig, draft: BlockCo
     number = given if isinstance(given, int) else min(draft.max_drafts, MOST_LEVELS)
     logger.info("%s proposes %d tokens for every request, in one pass", kind, number)
     return Drafting(number)
+
+
+def check_number(num_drafts: int, draft: DraftConfig) -> None:
+    """Refuse more drafts than a block has: ValueError."""
+    if isinstance(draft, BlockConfig) and num_drafts > draft.max_drafts:
+        kind = f"a {draft.method} draft with blocks of {draft.block_size} rows"
+        most = f"{kind} proposes at most {draft.max_drafts}"
+        raise ValueError(f"num_speculative_tokens={num_drafts}: {most}")
 
 
 def block_rows(draft: DraftConfig | None, num_drafts: int) -> int:

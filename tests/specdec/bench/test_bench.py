@@ -20,6 +20,7 @@ from specdec.bench.bench import Bench
 from specdec.bench.charts import caption, draw_charts, latest
 from specdec.bench.options import BenchOptions
 from specdec.bench.pair import Bytes, EngineSpec, Pair, bytes_of, joined, load_pair
+from specdec.bench.products import weights_of
 from specdec.bench.report import percentile, table, tables
 from specdec.bench.requests import draw_jobs
 from specdec.bench.serving import Outputs
@@ -34,6 +35,8 @@ from specdec.sizes import TreeShape
 from specdec.start.measure_costs import NEVER
 from specdec.start.speculation import Drafting
 from specdec.step import PHASES
+from tests.weights.blocks import DSPARK, block_config
+from weights.shapes import draft_shapes
 
 TINY = shlex.split("--device cpu -k 2 --num-prompts 2 --max-tokens 8 --repeats 1 --num-rounds 2")
 
@@ -492,6 +495,33 @@ def test_bytes_and_floor_follow_the_loaded_tensors(pair):
     half = Bytes(target=100, experts=64, chosen=0.5)
     assert half.floor_ms(0, 1, 1000) == 132
     assert half.floor_ms(1, 2, 1000) == 160, "of four rows one in 16 leaves an expert out"
+
+
+def test_a_block_draft_is_measured_with_as_many_drafts_as_it_has_and_in_no_tree(pair):
+    config = block_config(pair.target, **DSPARK | {"block_size": 4})
+    tensors = {name: torch.zeros(shape) for name, shape in draft_shapes(config).items()}
+    blocks = replace(pair, eagle=SimpleNamespace(config=config, tensors=tensors))
+    bench = Bench(blocks, 1e12, BenchOptions())
+    bench.check_draft()
+    assert bench.ks == (0, 3, 4)
+    assert list(suites.trees(bench)) == []
+    most = "=5: a dspark draft with blocks of 4 rows proposes at most 4$"
+    for options, words in (
+        ({"ks": [5]}, most),
+        ({"trees": [TreeShape(num_levels=2, top_k=2, num_nodes=3)]}, "^--trees with a dspark"),
+        ({"thresholds": [0.2]}, "^--thresholds with a dspark"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Bench(blocks, 1e12, BenchOptions(**options)).check_draft()
+    with pytest.raises(ValueError, match=most):
+        blocks.engine(EngineSpec(drafting=Drafting(5), max_num_seqs=1, max_model_len=64))
+    sizes, read = bytes_of(blocks), {n: x.nbytes for n, x in tensors.items() if "markov" not in n}
+    assert sizes.draft_step == tensors["markov_head.markov_w2.weight"].nbytes
+    D, (_, G, C) = config.layer.hidden_size, config.heads
+    context = 4 * config.num_layers * 2 * G * C * D
+    head = pair.target.tensors["embed_tokens.weight"].nbytes
+    assert sizes.draft_entry == sum(read.values()) + context + head
+    assert ("draft", "markov_w1") not in weights_of(blocks)
 
 
 def job(prompt, *token_ids, temperature=0.0, seed=None):

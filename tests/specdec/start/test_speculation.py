@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from specdec import SpeculativeConfig
+from specdec.config import EngineConfig
 from specdec.speculative_config import METHODS
-from specdec.start.runners import check_method
+from specdec.start.runners import check_method, refuse_pieces
 from specdec.start.speculation import (
     AUTO_TREE,
     Drafting,
@@ -104,6 +105,16 @@ def test_a_block_draft_proposes_the_same_number_in_every_round(caplog):
 def test_what_a_block_draft_cannot_do_is_refused(values, words):
     with pytest.raises(ValueError, match=words):
         checked(**values)
+
+
+def test_graphs_in_pieces_are_refused_for_a_draft_that_has_none():
+    pieces = EngineConfig(cuda_graph_modes={"draft_prefill": "PIECEWISE"})
+    with pytest.raises(
+        ValueError, match=r"^cuda_graph_modes.*'PIECEWISE': a dflash draft .* whole"
+    ):
+        refuse_pieces(pieces, BLOCK)
+    for mode in ("NONE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"):
+        refuse_pieces(EngineConfig(cuda_graph_modes={"draft_prefill": mode}), BLOCK)
 
 
 @pytest.mark.parametrize("method", METHODS)

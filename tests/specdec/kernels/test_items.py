@@ -86,6 +86,9 @@ def variant_of(height, block_m, cuts, splits, walked):
         copy_registers=40,
         is_late=False,
         has_turns=False,
+        form="plain",
+        num_scales=0,
+        is_shared=False,
     )
     return SimpleNamespace(variant=variant, block_m=block_m)
 

@@ -117,21 +117,19 @@ def test_texts_are_those_of_plain_decoding(block_llm, demo_llm, prompts, kind):
     assert llm.run_stats(outputs).mean_acceptance_length > 1.7
 
 
+OPTIONS = [
+    {"max_num_batched_tokens": 1},
+    {"max_num_batched_tokens": 7},
+    {"max_num_seqs": 5},
+    {"num_kv_blocks": 7, "max_model_len": 128},
+    {"async_scheduling": True, "max_num_batched_tokens": 40},
+]
+EACH = [(kind, 5, {}) for kind in KINDS] + [("dspark", 1, {})]
+EACH += [(kind, 3, options) for kind in FEW for options in OPTIONS]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("K", [1, 3, 5])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"max_num_batched_tokens": 1},
-        {"max_num_batched_tokens": 7},
-        {"max_num_seqs": 5},
-        {"num_kv_blocks": 7, "max_model_len": 128},
-        {"async_scheduling": True, "max_num_batched_tokens": 40},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("kind, K, options", EACH)
 def test_they_are_whatever_the_batch_chunk_and_cache(draft_at, prompts, plain, kind, K, options):
     chosen = {"model": str(draft_at(kind)), "num_speculative_tokens": K}
     llm = LLM("demo", chosen, **SIZES | options)

@@ -94,17 +94,11 @@ def write(source: Path, out: Path, form: str, device: str = "cpu") -> None:
     if (source / INDEX).exists():
         (out / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
     keys = json.loads((source / "config.json").read_text())
-    plain = [
-        "lm_head",
-        *(held[name].name.removesuffix(".weight") for name in held if is_router(name)),
-    ]
+    # the weights that choose experts, by their names on disk
+    routers = [entry.name for name, entry in held.items() if name.endswith(".mlp.gate.weight")]
+    plain = ["lm_head", *(name.removesuffix(".weight") for name in routers)]
     how = CONFIGS[form] | {IGNORED[form]: plain}
     (out / "config.json").write_text(json.dumps(keys | {"quantization_config": how}))
-
-
-def is_router(name: str) -> bool:
-    """Say whether a weight chooses experts, and stays plain. name: as specdec has it"""
-    return name.endswith(".mlp.gate.weight")
 
 
 def quantised(weight_NK: Tensor, form: str) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,8 @@ def main():
     rank = start["rank"]
     if "is_silent" not in start:
         threading.Thread(target=beat, args=(shared, rank), daemon=True).start()
-    shared.set(rank, Place.STAGE, Stage.SERVING)
     print("begins", {name: os.environ.get(name) for name in NO_MULTICAST}, flush=True)
+    shared.set(rank, Place.STAGE, Stage.SERVING)
     if "raises" in start:
         raise ValueError(start["raises"])
     parent = os.getppid()

@@ -3,7 +3,6 @@
 import json
 import os
 import runpy
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 
 from specdec.cli import main
 from tests.demo_server import demo_server
+from tests.served import free_port
 
 ROOT = Path(__file__).parent.parent
 EXPECTED = {
@@ -116,9 +116,7 @@ def test_the_example_of_ray_serve(tmp_path):
         pytest.fail('ray is missing: pip install -c constraints.txt -e ".[test-fleet]"')
     key = tmp_path / "key"
     key.write_text("0" * 64)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     run = [sys.executable, "examples/ray_serve.py", "--once", "--port", str(port)]
     env = _with_sources() | {"RAY_AUTH_TOKEN_PATH": str(key)}
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, env=env, timeout=120)

@@ -5,6 +5,7 @@ import json
 import runpy
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -205,6 +206,56 @@ def test_http_costs_something_and_changes_no_text(run, capsys):
     assert found["differ"] == []
     assert [row["through"] for row in found["results"]] == ["HTTP", "AsyncLLM"]
     assert all(row["first_text_ms_p50"] > 0 for row in found["results"])
+
+
+FEW_GPUS = "demo --draft demo --gpus 2 --device cpu --batch 2 --num-prompts 2 --max-tokens 4"
+
+
+@pytest.mark.parametrize(
+    "ways", ["one,all", pytest.param("one,halves,all", marks=pytest.mark.slow)]
+)
+def test_many_gpus_write_the_same(run, capsys, ways):
+    with pytest.raises(SystemExit, match="0"):
+        run("scripts.many_gpus", *FEW_GPUS.split(), "--ways", ways, "--waves", "1")
+
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert [row["engines"] for row in found] == ways.split(",")
+    assert all(row["prompts_that_differ"] == 0 and row["tokens_per_second"] > 0 for row in found)
+
+
+def test_many_gpus_are_told_apart_by_a_token(run, capsys, monkeypatch):
+    """The second server answers one prompt otherwise."""
+    monkeypatch.setattr("tests.served.served", lambda *given, **more: nullcontext(given[-1]))
+    wrong = iter([0, 0, 1, 0])
+
+    def answers(addresses, bodies, batch):
+        texts = [[i, 5] for i in range(len(bodies))]
+        texts[-1][1] += next(wrong)
+        return [({"choices": [{"token_ids": text}]}, 0.5) for text in texts]
+
+    monkeypatch.setattr("tests.served.closed_loop", answers)
+    with pytest.raises(SystemExit, match="1"):
+        run("scripts.many_gpus", *FEW_GPUS.split(), "--ways", "one,all", "--waves", "1")
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert [row["prompts_that_differ"] for row in found] == [0, 1]
+
+
+def test_many_gpus_are_halved(run, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run("scripts.many_gpus", "demo", "--gpus", "3")
+    assert "--gpus 3: give an even number, 2 or more" in capsys.readouterr().err
+
+
+@pytest.mark.fleet
+def test_many_gpus_write_the_same_behind_ray(run, capsys, monkeypatch, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("0" * 64)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(key))
+    with pytest.raises(SystemExit, match="0"):
+        run("scripts.many_gpus", *FEW_GPUS.split(), "--ways", "replicas,one")
+
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert [row["prompts_that_differ"] for row in found] == [0, 0]
 
 
 def test_a_load_is_drawn_from_the_last_file_that_has_it(run, tmp_path, monkeypatch):

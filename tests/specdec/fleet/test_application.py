@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
@@ -14,6 +13,7 @@ from openai import APIConnectionError, AuthenticationError, InternalServerError,
 from specdec import LLM, SamplingParams
 from specdec.config import EngineConfig
 from specdec.serve.http.options import ServerOptions
+from tests.served import free_port
 
 pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -31,9 +31,7 @@ def url(cluster):
 
     from specdec.fleet import build_app
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     serve.start(http_options={"port": port})
     server = {"api_key": "secret", "model_names": ["demo", "alias"]}
     args = {"model": "demo", "speculative_config": DRAFT, "server": server, **SIZES}

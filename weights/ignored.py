@@ -15,6 +15,7 @@ PATTERN = "re:"  # begins a pattern of compressed-tensors
 SPECIAL = frozenset("*+?[](){}|^$\\")
 MOST_CHARACTERS = 200  # of a pattern, and of a name that it may fit
 MOST_REPEATS = 3
+MOST_PATTERNS = 64  # published ones have ten at most, and any number of names
 MOST_WAYS = 64**4  # to fit: 64 of a repeat, 8 of what may be absent, n * n of n alternatives
 REPEAT = re.compile(r"[*+{]")
 REPEATED_GROUP = re.compile(r"\)[*+{]")
@@ -33,9 +34,12 @@ class Ignored:
         self._has_parts = has_parts
         self._unused = dict.fromkeys(entries)
         self._names = {entry for entry in entries if not self._is_pattern(entry)}
-        self._patterns = {
-            entry: self._compiled(entry) for entry in entries if self._is_pattern(entry)
-        }
+        patterns = [entry for entry in entries if self._is_pattern(entry)]
+        if len(patterns) > MOST_PATTERNS:
+            raise ValueError(
+                f"it has {len(patterns)} patterns, and at most {MOST_PATTERNS} are read"
+            )
+        self._patterns = {entry: self._compiled(entry) for entry in patterns}
 
     def __contains__(self, module: str) -> bool:
         found = [name for name in self._names_of(module) if name in self._names]

@@ -265,6 +265,12 @@ def test_a_pattern_may_have_some_alternatives(entry):
     assert ("model.layers.0.self_attn.q_proj" in Ignored([entry])) == ("?!" not in entry)
 
 
+def test_too_many_patterns_are_refused_but_not_names():
+    assert "m.7" in Ignored([f"m.{i}" for i in range(1000)])
+    with pytest.raises(ValueError, match="it has 65 patterns, and at most 64 are read"):
+        Ignored([f"re:m{i}" for i in range(65)])
+
+
 def test_a_long_name_fits_no_pattern():
     """Such a search takes the third power of the name's length."""
     assert "a" * 100_000 not in Ignored(["re:.*.*.*x"])

@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from specdec.kernels.fp8.weight import E4M3, Fp8
+from specdec.kernels.fp8.weight import E4M3
 
 Form = Literal["plain", "packed", "fp8"]
 
@@ -42,8 +42,3 @@ class Weight(NamedTuple):
         if self.form == "packed" and self.scales is not None:
             return self.scales.shape[2]
         return self.data.shape[1]
-
-    def of_expert(self, expert: int) -> Fp8:
-        """Give one expert's codes and scales."""
-        assert self.scales is not None, self.form
-        return Fp8(self.data[expert], self.scales[expert])

@@ -189,9 +189,11 @@ def one_by_one(x, ids, weights):
     for e in ids.unique().tolist():
         rows, slots = (ids == e).nonzero(as_tuple=True)
         codes = quantise(x[rows], gate_up.is_block)
-        h = launch_fp8_gate_up(codes, gate_up.of_expert(e), None, x.dtype)
+        h = launch_fp8_gate_up(codes, Fp8(gate_up.data[e], gate_up.scales[e]), None, x.dtype)
         codes = quantise(h, down.is_block)
-        parts[slots, rows] = launch_fp8_linear(codes, down.of_expert(e), None, x.dtype)
+        parts[slots, rows] = launch_fp8_linear(
+            codes, Fp8(down.data[e], down.scales[e]), None, x.dtype
+        )
     return parts
 
 

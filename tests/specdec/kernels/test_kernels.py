@@ -155,6 +155,7 @@ def test_gate_up(device, dtype, rows, i, d, bias):
         torch.randn(*shape, device=device, dtype=dtype)
         for shape in ((rows, d), (2 * i, d), (2 * i,))
     )
+    w /= d**0.5  # as models have them: a gate that is large makes any rounding of `up` large
     close(launch_gate_up(x, w, b if bias else None), gate_up_ref(x, w, b if bias else None), dtype)
 
 

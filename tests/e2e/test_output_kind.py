@@ -166,7 +166,14 @@ def test_an_error_of_the_engine_reaches_readers_of_each_kind(kind, monkeypatch):
     assert not any(each.finished for each in found)
 
 
-@pytest.mark.parametrize("kind", RequestOutputKind)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        RequestOutputKind.DELTA,
+        pytest.param(RequestOutputKind.CUMULATIVE, marks=pytest.mark.slow),
+        pytest.param(RequestOutputKind.FINAL_ONLY, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("given", PARAMS[1:2])
 def test_generate_gives_wholes_and_a_stream_gives_pieces(alone, kind, given):
     [expected] = alone.generate(PROMPT, sampling(CUMULATIVE, **given), use_tqdm=False)

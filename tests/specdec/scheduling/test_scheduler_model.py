@@ -234,7 +234,7 @@ EVENT = st.one_of(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     events=st.lists(EVENT, min_size=4, max_size=30),
     num_blocks=st.integers(4, 9),

@@ -319,7 +319,7 @@ def pair(tmp_path_factory):
     return directory, configs
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(part=st.sampled_from(["target", "eagle-3", "eagle-1"]), changes=CONFIGS)
 def test_any_config_loads_or_is_a_checkpoint_error(pair, part, changes):
     directory, configs = pair[0] / part, pair[1]

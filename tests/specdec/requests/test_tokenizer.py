@@ -45,7 +45,7 @@ SAMPLES = [
     "\t\r\n\x00",
     "a\N{REPLACEMENT CHARACTER}b",
 ]
-examples = settings(max_examples=150, deadline=None, derandomize=True)
+examples = settings(max_examples=80, deadline=None, derandomize=True)
 
 
 def build(directory, decoder):
@@ -319,7 +319,7 @@ def test_joined_deltas_are_the_full_decode_in_any_steps(tokenizers, name, data, 
 
 
 @pytest.mark.parametrize("name", ["demo", "metaspace", "llama"])
-@settings(examples, max_examples=200)
+@settings(examples, max_examples=100)
 @given(data=st.data(), sizes=step_sizes, is_included=st.booleans())
 def test_stop_strings_across_steps_cut_where_they_cut_the_whole_text(
     tokenizers, name, data, sizes, is_included

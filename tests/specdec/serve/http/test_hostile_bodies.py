@@ -119,7 +119,7 @@ def test_a_byte_order_mark_before_a_body_is_skipped(live, kind):
     assert found.status_code == 200, found.text
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [1, pytest.param(6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", GOOD)
 def test_any_value_of_any_field_is_answered_or_refused(live, kind, count):
     names = [*FIELDS[kind]]
@@ -137,7 +137,7 @@ def test_any_value_of_any_field_is_answered_or_refused(live, kind, count):
 def test_random_bodies_of_many_fields_are_answered_or_refused(live):
     names = [*FIELDS[COMPLETION]]
     chance = random.Random(0)
-    for _ in range(100):
+    for _ in range(50):
         some = {name: chance.choice(VALUES) for name in chance.sample(names, 3)}
         found = live.post(
             "/v1/completions",

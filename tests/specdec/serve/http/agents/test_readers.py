@@ -225,7 +225,7 @@ FRAGMENTS = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.sampled_from(sorted(FORMATS)),
     st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=4), max_size=30).map("".join),
@@ -255,7 +255,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(["hermes", "llama3_json"]),
     st.lists(st.dictionaries(st.text(max_size=6), VALUES, max_size=4), min_size=1, max_size=3),

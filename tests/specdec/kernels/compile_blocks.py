@@ -14,7 +14,14 @@ from unittest.mock import patch
 import torch
 
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
-    from specdec.kernels import best_token, store_context, triton
+    from specdec.kernels import (
+        add_transitions,
+        best_children,
+        best_token,
+        convolve,
+        store_context,
+        triton,
+    )
     from specdec.rounds import block_rows
 
 from triton.backends.compiler import GPUTarget
@@ -22,8 +29,14 @@ from triton.compiler import ASTSource
 
 HEADS = {"L": 5, "G": 8, "S": 64, "C": 128, "HEADS": 8, "PDL": True}
 MAXIMA = {"HAS_MASK": False, "STOP_IDS": 0, "needed_ptr": None, "FACTOR": 1.0, "PDL": True}
-BFLOATS = ("caches_ptr", "parts_ptr", "bias_ptr", "k_norm_ptr")
-FLOATS = ("cos_ptr", "sin_ptr", "best_ptr", "sums_ptr", "addend_ptr")
+BFLOATS = (
+    *("caches_ptr", "parts_ptr", "bias_ptr", "k_norm_ptr", "out_ptr", "base_ptr", "changes_ptr"),
+    *("projected_ptr", "predecessor_ptr", "successor_ptr"),
+)
+FLOATS = (
+    *("cos_ptr", "sin_ptr", "best_ptr", "sums_ptr", "addend_ptr", "scores_ptr", "peaks_ptr"),
+    *("logits_ptr", "floor_ptr", "temperature_ptr"),
+)
 TYPES = {
     **dict.fromkeys(BFLOATS, "*bf16"),
     **dict.fromkeys(FLOATS, "*fp32"),
@@ -46,6 +59,26 @@ KERNELS = {
         1,
         {"ROWS": 8, "ROWS_PADDED": 8, "ANCHOR_ROWS": 1, "S": 64, "PDL": True},
     ),
+    "convolve": (
+        convolve._convolve_kernel,
+        4,
+        {"ROWS": 8, "GROUPS": 256, "SIZE": 16, "SPLITS": 1, "HAS_BIAS": False, "BLOCK": 1024}
+        | {"PDL": True},
+    ),
+    "add transitions": (
+        add_transitions._add_transitions_kernel,
+        4,
+        {"K": 16, "K_PADDED": 16, "BLOCK": 256, "PDL": True},
+    ),
+    **{
+        f"16 children{', drawn' * is_drawn}": (
+            best_children._best_children_kernel,
+            4,
+            {"K": 16, "HAS_NOISE": is_drawn, "STREAM": 0, "HAS_IDS": False, "BLOCK": 1024}
+            | {"IS_GPU": True, "PDL": True, "needed_ptr": None},
+        )
+        for is_drawn in (False, True)
+    },
     **{
         f"maxima of {rows} rows{', added' * is_added}": (
             best_token._tile_maxima_kernel,

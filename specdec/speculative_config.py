@@ -18,7 +18,7 @@ from specdec.from_vllm import SPECULATION
 
 AUTO = "auto"
 ACCEPTANCE_RULES = ("exact", "rejection", "block")
-METHODS = ("auto", "eagle", "eagle3", "dflash", "dspark")
+METHODS = ("auto", "eagle", "eagle3", "dflash", "dspark", "dflash2")
 OTHER_METHODS = (  # of vLLM
     *("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "draft_model", "mtp", "peagle"),
     *("deepseek_mtp", "mimo_mtp", "ernie_mtp", "qwen3_next_mtp", "longcat_flash_mtp", "custom"),
@@ -45,13 +45,13 @@ class SpeculativeConfig:
     num_speculative_tokens: int | str = option(
         AUTO,
         f"most drafts per round, at most {MOST_DRAFTS}; auto: 8 if the number adapts, else 3; of "
-        "DFlash and DSpark a block, at most 8",
+        "DFlash, DSpark and DFlash2 a block, at most 8",
         short="-k",
         metavar="INTEGER|auto",
     )
     method: str = option(
         "auto",
-        "auto reads it from the checkpoint; eagle, eagle3, dflash and dspark require it",
+        "auto reads it from the checkpoint; eagle, eagle3, dflash, dspark and dflash2 require it",
         commands=ENGINES,
     )
     acceptance: str = option(

@@ -1,7 +1,7 @@
 """Block drafts whose drafts hold: of the bundled target, with the bigrams of its own texts.
 
-Weights are random, but what the markov head says outweighs the rest: after each token it likes the
-one that followed it most often in the target's greedy texts.
+Weights are random, but what the markov head or the selector says outweighs the rest: after each
+token it likes the one that followed it most often in the target's greedy texts.
 """
 
 import dataclasses
@@ -20,6 +20,10 @@ from weights.demo import demo_directory, demo_prompts
 from weights.shapes import draft_shapes
 
 RANK = 64
+SELECTOR = {
+    **{"conv_group_size": 16, "selector_rank": RANK, "selector_top_k": 48},
+    **{"anchor_proposes": False, "markov": None, "confidence": None, "has_own_head": True},
+}
 SHAPES = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "intermediate_size": 96}
 
 
@@ -33,7 +37,7 @@ def bigram_config(target: LoadedTarget, **changes: object) -> BlockConfig:
     return config if config.markov else dataclasses.replace(config, markov_rank=0)
 
 
-def bigram_tensors(config: BlockConfig) -> Tensors:
+def bigram_tensors(config: BlockConfig, target: LoadedTarget) -> Tensors:
     """Random weights with an eye for pairs of tokens; of a gated head the gate is half open."""
     shapes = {name: s for name, s in draft_shapes(config).items() if name != "d2t"}
     tensors = random_tensors(shapes, seed=3, dtype=torch.float32)
@@ -41,12 +45,17 @@ def bigram_tensors(config: BlockConfig) -> Tensors:
     tensors["norm.weight"] *= 0.02
     codes = torch.randn(config.vocab_size, RANK, generator=torch.Generator().manual_seed(4))
     codes /= codes.norm(dim=1, keepdim=True)
+    following = _most_frequent()
+    of_following = 4 * codes[[following.get(t, t) for t in range(len(codes))]]
+    if config.selector_rank:
+        name = "candidate_selector."
+        tensors |= {f"{name}predecessor_codebook": of_following}
+        tensors |= {f"{name}successor_codebook": 4 * codes} | _frequent_first(
+            config, tensors, target
+        )
     if config.markov is None:
         return tensors
-    following = _most_frequent()
-    tensors["markov_head.markov_w1.weight"] = (
-        4 * codes[[following.get(t, t) for t in range(len(codes))]]
-    )
+    tensors["markov_head.markov_w1.weight"] = of_following
     tensors["markov_head.markov_w2.weight"] = 4 * codes
     if config.has_d2t:
         ids = _frequent_ids(config.draft_vocab_size)
@@ -55,6 +64,22 @@ def bigram_tensors(config: BlockConfig) -> Tensors:
     if config.markov == "gated":
         tensors["markov_head.gate.weight"] *= 0
     return tensors
+
+
+def _frequent_first(config: BlockConfig, tensors: Tensors, target: LoadedTarget) -> Tensors:
+    """Rows of masks stay near their embedding, after which frequent ids are the best ones."""
+    names = [name for name in tensors if "o_proj" in name or "down_proj" in name]
+    changed = {name: 0.004 * tensors[name] for name in names}
+    hidden = target.tensors["embed_tokens.weight"][config.mask_token_id]
+    hidden = hidden / hidden.square().mean().sqrt()
+    changed["norm.weight"] = torch.ones_like(hidden)
+    head = 0.1 * tensors["lm_head.weight"]
+    head[_frequent_ids(config.selector_top_k)] += 5 * hidden / len(hidden)
+    direction = (hidden / len(hidden)).expand(config.selector_rank, -1)
+    return changed | {
+        "lm_head.weight": head,
+        "candidate_selector.hidden_projection.weight": direction.contiguous(),
+    }
 
 
 def _texts() -> list[list[int]]:
@@ -82,5 +107,5 @@ def write_bigrams(directory: Path, format: str = "deepspec-dspark", **changes: o
     """A directory with such a draft of the bundled target."""
     target = demo_target()
     config = bigram_config(target, **changes)
-    FORMATS[format].write(directory, config, bigram_tensors(config), target)
+    FORMATS[format].write(directory, config, bigram_tensors(config, target), target)
     return directory

@@ -1,4 +1,5 @@
-"""Block drafting without caches: DFlash (arXiv 2602.06036), DSpark (2607.05147), by the formulas.
+"""Block drafting without caches, by the formulas: DFlash (arXiv 2602.06036), DSpark (2607.05147),
+DFlash2 (z-lab/dflash).
 
 A draft of the tokens x_0 .. x_n, of which the target has not seen x_n, runs the rows [x_n, mask,
 mask, ...] at positions n, n + 1, ...; keys and values come from the target's features of x_0 ..
@@ -12,6 +13,7 @@ vocabulary, W draft vocabulary, r rank.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +38,10 @@ from tests.reference import (
 MUTANTS = (
     *("causal block", "anchor is a mask", "bias after temperature", "markov_w1 by draft id"),
     *("one position early", "context through input_layernorm", "no hidden_norm"),
+)
+MUTANTS_OF_DFLASH2 = (
+    *("no row before", "halves swapped", "no base", "blocks run on"),
+    *("codebooks swapped", "selected of all ids", "always from the anchor"),
 )
 
 
@@ -78,9 +84,14 @@ def propose(
         e_r = weights["markov_head.markov_w1.weight"][token] if cfg.markov else None
         bias_W, state = markov(cfg, weights, e_r, h_D, state)
         biased_W = z_W if bias_W is None else z_W + bias_W
+        if cfg.selector_top_k:
+            is_blind = mutant == "candidates without noise"
+            base_W = z_W if is_blind else scores(z_W, n + 1 + i, ids_W)
+            before = tokens[-1] if mutant == "always from the anchor" else before
+            biased_W = select(cfg, weights, z_W, base_W, before, h_D)
         score_W = scores(biased_W, n + 1 + i, ids_W)
-        if mutant == "bias after temperature" and bias_W is not None:
-            score_W = scores(z_W, n + 1 + i, ids_W) + bias_W
+        if mutant == "bias after temperature":
+            score_W = scores(z_W, n + 1 + i, ids_W) + (biased_W - z_W)
         before = int(ids_W[score_W.argmax()])
         found.logits_KW = torch.cat([found.logits_KW, biased_W[None]])
         found.scores_KW = torch.cat([found.scores_KW, score_W[None]])
@@ -111,6 +122,43 @@ def markov(
     return weights["markov_head.markov_w2.weight"] @ f_r, state
 
 
+def select(
+    cfg: Any, weights: Weights, z_W: Tensor, base_W: Tensor, before: int, h_D: Tensor
+) -> Tensor:
+    """Logits of the best ids with what the selector adds, -inf elsewhere. base: what ranks ids"""
+    name, mutant = "candidate_selector", getattr(cfg, "mutant", None)
+    codebooks = [weights[f"{name}.{role}_codebook"] for role in ("predecessor", "successor")]
+    of_before, of_after = codebooks[::-1] if mutant == "codebooks swapped" else codebooks
+    count = len(z_W) if mutant == "selected of all ids" else cfg.selector_top_k
+    kept_k = base_W.argsort(descending=True, stable=True)[:count]
+    context_s = of_before[before] * linear(weights, f"{name}.hidden_projection", h_D)
+    found_W = torch.full_like(z_W, -torch.inf)
+    found_W[kept_k] = z_W[kept_k] + of_after[kept_k] @ context_s
+    return found_W
+
+
+def convolve(
+    cfg: Any, weights: Weights, name: str, normed_RD: Tensor, side: int, x_RD: Tensor
+) -> Tensor:
+    """Before (side 0) or after (1) a sublayer, whose norm leaves `normed`."""
+    mutant = getattr(cfg, "mutant", None)
+    if not cfg.conv_group_size:
+        return x_RD
+    changes_R4G = linear(weights, f"{name}.kernel_projection", normed_RD)
+    half_R2G = changes_R4G.unflatten(1, (2, 2, -1))[:, side ^ (mutant == "halves swapped")]
+    change_R2D = half_R2G.repeat_interleave(cfg.conv_group_size, -1)
+    base_2D = weights[f"{name}.base_kernel"][side]
+    if mutant == "no base":
+        base_2D = base_2D * 0
+    before_RD = torch.cat([torch.zeros_like(x_RD[:1]), x_RD[:-1]])
+    if mutant == "no row before":
+        before_RD = before_RD * 0
+    if mutant == "blocks run on":
+        before_RD = torch.cat([x_RD[-1:], x_RD[:-1]])
+    weight_R2D = base_2D + change_R2D
+    return weight_R2D[:, 0] * x_RD + weight_R2D[:, 1] * before_RD
+
+
 def backbone(cfg: Any, weights: Weights, ids: list[int], features_TE: Tensor) -> Tensor:
     """Hidden states after the final norm [R, D]."""
     eps, mutant = cfg.layer.rms_norm_eps, getattr(cfg, "mutant", None)
@@ -128,9 +176,12 @@ def backbone(cfg: Any, weights: Weights, ids: list[int], features_TE: Tensor) ->
         seen_TD = context_TD
         if mutant == "context through input_layernorm":
             seen_TD = norm(f"{name}.input_layernorm", context_TD)
-        stream_RD = stream_RD + attention(cfg, weights, f"{name}.self_attn", x_RD, seen_TD)
+        conv = partial(convolve, cfg, weights, f"{name}.attention_conv", x_RD)
+        out_RD = attention(cfg, weights, f"{name}.self_attn", conv(0, x_RD), seen_TD)
+        stream_RD = stream_RD + conv(1, out_RD)
         x_RD = norm(f"{name}.post_attention_layernorm", stream_RD)
-        stream_RD = stream_RD + mlp(cfg.layer, weights, f"{name}.mlp", x_RD)
+        conv = partial(convolve, cfg, weights, f"{name}.mlp_conv", x_RD)
+        stream_RD = stream_RD + conv(1, mlp(cfg.layer, weights, f"{name}.mlp", conv(0, x_RD)))
     return norm("norm", stream_RD)
 
 
@@ -229,6 +280,7 @@ def read_draft(directory: str | Path, num_target_layers: int) -> tuple[SimpleNam
         boundaries = [layer + 1 for layer in ids]
         anchor = "DSpark" in architecture or said.get("projector_type") == "dspark"
         anchor = said.get("shift_label", anchor)
+    has_selector = "candidate_selector.predecessor_codebook" in weights
     has_markov = "markov_head.markov_w1.weight" in weights
     read = weights.get("confidence_head.proj.weight", torch.empty(1, 0)).shape[1]
     is_wide = read > inner["hidden_size"]
@@ -241,6 +293,8 @@ def read_draft(directory: str | Path, num_target_layers: int) -> tuple[SimpleNam
         anchor_proposes=anchor,
         markov=said.get("markov_head_type", "vanilla") if has_markov else None,
         confidence=("markov" if is_wide else "hidden") if read else None,
+        conv_group_size=said.get("conv_group_size", 16) if has_selector else 0,
+        selector_top_k=said.get("selector_top_k", 16) if has_selector else 0,
         has_own_embedding="embed_tokens.weight" in weights,
         has_own_head="lm_head.weight" in weights,
         has_d2t="d2t" in weights,

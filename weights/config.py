@@ -274,6 +274,12 @@ class BlockConfig:
       s becomes sigmoid(g) s + (1 - sigmoid(g)) tanh(c), and f = tanh(o).
     - `confidence`: sigmoid(proj [h, e] + b) estimates that a draft holds if those before it do;
       "hidden": of h alone.
+    - `conv_group_size` (DFlash2, z-lab/dflash): around attention and MLP of each layer, block row t
+      becomes (base_0 + d_0) x_t + (base_1 + d_1) x_{t-1}, with x = 0 before the block. The first
+      half of kernel_projection times the normed row is d before the sublayer, the second half after
+      it; channels of a group share d. Rows of the context stay as they are.
+    - `selector_rank`, `selector_top_k` (DFlash2): a draft is one of its row's top_k best logits,
+      each plus <predecessor[token before] * hidden_projection h, successor[candidate]>.
     """
 
     format: str  # for reports: "dflash", "deepspec-dspark", "speculators-dspark", ...
@@ -290,13 +296,18 @@ class BlockConfig:
     markov: Literal["vanilla", "gated", "rnn"] | None = None
     markov_rank: int = 0
     confidence: Literal["hidden", "markov"] | None = None
+    conv_group_size: int = 0  # 0: no convolutions
+    selector_rank: int = 0  # 0: no selector
+    selector_top_k: int = 0
     has_own_embedding: bool = False
     has_own_head: bool = False
     has_d2t: bool = False
 
     @property
-    def method(self) -> Literal["dflash", "dspark"]:
+    def method(self) -> Literal["dflash", "dspark", "dflash2"]:
         """Name it as users do: DSpark drafts have a head that sees the token before."""
+        if self.selector_rank:
+            return "dflash2"
         return "dflash" if self.markov is None and self.confidence is None else "dspark"
 
     @property

@@ -48,6 +48,8 @@ RANGES = {
     "block_size": Range(2, 4096),  # the last sampled token and a draft
     "mask_token_id": Range(0, 2**31 - 1),
     "markov_rank": Range(0, 2**31 - 1),  # 0: no such head
+    **dict.fromkeys(("conv_group_size", "selector_rank"), SIZE),
+    "selector_top_k": Range(1, 64),
     "head_dim": Range(2, 65536, step=2),  # rope rotates pairs
     "rms_norm_eps": Range(0, 1),
     "rope_theta": Range(2, 1e30),

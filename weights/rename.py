@@ -38,6 +38,7 @@ LAYERNORMS = "speculators eagle, `layernorms`"
 UNCONVERTED = "research checkpoints before speculators converted them"
 SPECFORGE = "SpecForge's first DSpark heads"
 FUSED = "a name that no MLP's gate has"
+CODEBOOKS = "DFlash2's codebooks by the names of modules"
 DRAFT_ROWS = (
     *IGNORED,
     Row(WRAPPERS, "", "wrappers of trainers and of vLLM"),
@@ -51,6 +52,7 @@ DRAFT_ROWS = (
     Row(r"^(?:pre_lm_head_layernorm|lm_head_layernorm)\.", "norm.", LAYERNORMS),
     Row(r"^logit_head\.(markov_head|confidence_head)\.", r"\1.", SPECFORGE),
     Row(r"^markov_head\.(gate|joint)_proj\.", r"markov_head.\1.", FUSED),
+    Row(r"^(candidate_selector\.\w+_codebook)\.weight$", r"\1", CODEBOOKS),
 )
 
 

@@ -166,8 +166,12 @@ def _block_shapes(config: BlockConfig) -> Shapes:
     shapes["fc.weight"] = (D, len(config.aux_boundaries) * config.target_hidden_size)
     for i in range(config.num_layers):
         shapes |= layer_shapes(f"layers.{i}.", config.layer, D)
+        for name in ("attention_conv", "mlp_conv") if config.conv_group_size else ():
+            shapes[f"layers.{i}.{name}.base_kernel"] = (2, 2, D)
+            changes = 2 * 2 * (D // config.conv_group_size)
+            shapes[f"layers.{i}.{name}.kernel_projection.weight"] = (changes, D)
     read = D + r if config.confidence == "markov" else D
-    markov = "markov_head."
+    markov, selector, s = "markov_head.", "candidate_selector.", config.selector_rank
     around: list[tuple[bool, str, tuple[int, ...]]] = [  # wanted or not, name, shape
         (config.has_own_embedding, "embed_tokens.weight", (V, D)),
         (config.has_own_head, "lm_head.weight", (W, D)),
@@ -180,6 +184,9 @@ def _block_shapes(config: BlockConfig) -> Shapes:
         (config.markov == "rnn", f"{markov}joint.bias", (3 * r,)),
         (config.confidence is not None, "confidence_head.proj.weight", (1, read)),
         (config.confidence is not None, "confidence_head.proj.bias", (1,)),
+        (s > 0, f"{selector}predecessor_codebook", (V, s)),
+        (s > 0, f"{selector}successor_codebook", (W, s)),
+        (s > 0, f"{selector}hidden_projection.weight", (s, D)),
     ]
     return shapes | {name: shape for wanted, name, shape in around if wanted}
 

@@ -1,4 +1,4 @@
-"""A block draft (DFlash, DSpark): one pass over a block of rows proposes all drafts of a round.
+"""A block draft (DFlash, DSpark, DFlash2): one pass over a block of rows proposes a round's drafts.
 
 Slot t of its KV holds keys and values of the context row t, a function of tokens 0 to t alone.
 `extend` writes them for all rows of a step: a few products and no attention, so in steps with
@@ -8,6 +8,10 @@ do not see each other's choices else, so all of them get their logits by one pro
 
 The markov head is applied to all ids. Greedy drafts are the best over its tiles, to which what the
 head says is added; where drafts are drawn, their logits are written.
+
+A selector (DFlash2) is applied to the best tokens of each row alone. Under "exact" these are the
+best of logits + temperature * noise, since the noise of a draft is known before the draft is. Under
+p/q they are the best of the logits, so that drafts have a law, in which no other token is likely.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,15 +22,16 @@ from torch import Tensor
 
 from graphs.context import ForwardContext, set_forward_context
 from graphs.modes import BatchDescriptor, CUDAGraphMode
-from specdec.drafts.perturbation import perturbation
+from specdec.drafts.perturbation import perturbation, perturbation_of_block
 from specdec.kernels import use_triton
 from specdec.kernels.best_token import TileMaxima, launch_tile_maxima
 from specdec.kernels.linear import linear
-from specdec.models.block import BlockModel
+from specdec.models.block import BlockModel, CandidateSelector
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, DraftGraphs
 from specdec.rounds.block_rows import fill_blocks
 from specdec.rounds.buffers import StepBuffers
+from specdec.rounds.candidates import best_candidates, of_all_ids
 from specdec.rounds.level import DraftLevel
 from specdec.rounds.propose import launch_write_nodes, write_level
 from specdec.rounds.state import RequestState
@@ -100,6 +105,9 @@ class BlockDrafter:
         # the rows that propose, level by level
         hidden_BRD = hidden_XD.view(num_reqs, self.sizes.block_rows, -1)
         hidden_KBD = hidden_BRD[:, self.sizes.anchor_rows :].transpose(0, 1).contiguous()
+        if model.candidate_selector is not None:
+            self._propose_selected(hidden_KBD, model.candidate_selector, is_drawn)
+            return
         if not is_drawn and model.markov_head is None and use_triton(hidden_XD):
             self._propose_best(hidden_KBD)
             return
@@ -119,11 +127,40 @@ class BlockDrafter:
             here = slice(level * B, (level + 1) * B)
             launch_write_nodes(TileMaxima(best[:, here], ids[:, here]), self._level(level))
 
+    def _propose_selected(
+        self, hidden_KBD: Tensor, selector: CandidateSelector, is_drawn: bool
+    ) -> None:
+        """Write drafts that a selector chooses."""
+        hidden_XD, B = hidden_KBD.flatten(0, 1), hidden_KBD.shape[1]
+        logits_XW = self.model.logits(hidden_XD)
+        has_law = is_drawn and self.rule != "exact"
+        noise = None
+        if is_drawn and not has_law:
+            noise = perturbation_of_block(self._level(0), logits_XW)
+        scores_kX, ids_kX = best_candidates(logits_XW, selector.top_k, noise)
+        projected_Xs = selector.hidden_projection(hidden_XD)
+        token_B = self._anchors(B)
+        for level in range(len(hidden_KBD)):
+            here, to = slice(level * B, (level + 1) * B), self._level(level)
+            scores_kB, ids_kB = scores_kX[:, here], ids_kX[:, here]
+            selector.add(scores_kB, ids_kB, token_B, projected_Xs[here])
+            if use_triton(scores_kB) and not has_law:
+                launch_write_nodes(TileMaxima(scores_kB, ids_kB), to)  # each is a tile of its own
+            else:
+                logits_BW = of_all_ids(scores_kB, ids_kB, logits_XW.shape[1])
+                draw = perturbation(to, self.rule, logits_BW) if has_law else None
+                write_level(logits_BW, to, draw)
+            token_B = self.buffers.draft_last_tokens[:B]
+
+    def _anchors(self, num_reqs: int) -> Tensor:
+        """List the last sampled tokens of the batch slots."""
+        return self.buffers.block_ids.view(-1, self.sizes.block_rows)[:num_reqs, 0]
+
     def _features(self, hidden_KBD: Tensor) -> Iterator[Tensor | None]:
         """Yield what markov_w2 reads, level by level, once the token before is written."""
         head = self.model.markov_head
         B = hidden_KBD.shape[1]
-        token_B = self.buffers.block_ids.view(-1, self.sizes.block_rows)[:B, 0]  # the anchors
+        token_B = self._anchors(B)
         state_Br = None
         for hidden_BD in hidden_KBD:
             if head is None:

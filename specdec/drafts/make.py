@@ -47,7 +47,7 @@ def make_drafter(
     d2t, longest = draft.tensors.get("d2t"), parts.sizes.max_model_len
     if isinstance(draft.config, BlockConfig):
         return BlockDrafter(
-            model=build_block(draft, target, longest, device),
+            model=build_block(draft, target, longest, device, parts.sizes.block_rows),
             d2t=d2t,
             contexts=parts.contexts,
             buffers=parts.buffers,

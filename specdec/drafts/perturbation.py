@@ -4,6 +4,7 @@ Under "exact" it is the target's own, so that draft and target agree; p/q draws 
 noise of their own, and the state keeps the scores that they were drawn from.
 """
 
+import torch
 from torch import Tensor
 
 from specdec.kernels.best_children import Perturbation
@@ -37,4 +38,15 @@ def perturbation(to: DraftLevel, rule: str, logits_XW: Tensor) -> Perturbation:
         if to.cut is not None:  # which target ids these are knows no rank's borders
             scores_XW = to.cut.joined(scores_XW, 1)
         state.draft_scores[row_X, to.level] = scores_XW
+    return Perturbation(floor_X, keys._replace(token_ids=to.d2t_W))
+
+
+def perturbation_of_block(to: DraftLevel, logits_XW: Tensor) -> Perturbation:
+    """Find the same under "exact" for the rows of all levels at once, the first level's first."""
+    state, K = to.state, to.shape.levels
+    row_B = to.buffers.sample_mapping[: len(logits_XW) // K]
+    level_K1 = torch.arange(K, device=row_B.device)[:, None]
+    places = TextPositions((state.num_computed_tokens[row_B] + level_K1).flatten(), row_B.repeat(K))
+    limits, keys = row_parameters(state, places.starts, places, 1, TARGET, False)
+    floor_X = support_floor(logits_XW, limits, to.cut)
     return Perturbation(floor_X, keys._replace(token_ids=to.d2t_W))

@@ -1,23 +1,82 @@
-"""Block drafts as one module: DFlash's backbone, DSpark's heads; BlockConfig has the formulas.
+"""Block drafts as one module: backbone and heads of DFlash, DSpark and DFlash2, by BlockConfig.
 
 A context row is a function of the target's features alone, so its keys and values need no pass
 through the layers: `extend` makes those of all layers by one product. `forward` runs the rows of
 blocks, whose attention sees what the forward context says.
 Letters: T rows of the context, X rows of blocks, B blocks, L layers, D hidden, E width of the
-target's features, V target vocabulary, W draft vocabulary, r rank.
+target's features, V target vocabulary, W draft vocabulary, r and s ranks, k candidates.
 """
 
 import torch
 from torch import Tensor, nn
 
+from specdec.kernels.add_transitions import add_transitions
+from specdec.kernels.convolve import convolve
 from specdec.kernels.invariant import sigmoid
-from specdec.kernels.linear import linear, split_linear
+from specdec.kernels.linear import Sums, linear, split_linear
 from specdec.kernels.norms import add_rms_norm
 from specdec.kernels.rotate_and_store import Rope, Rows
 from specdec.kernels.store_context import KeyNorms, store_context
 from specdec.models.decoder import DecoderLayer
-from specdec.models.layers import Embedding, Linear, RMSNorm
+from specdec.models.layers import Embedding, Linear, Quantised, RMSNorm, parameter
 from weights.config import BlockConfig
+
+
+class Convolution(nn.Module):
+    """Mixes each row of a block with the row before it, before a sublayer and after it."""
+
+    def __init__(self, config: BlockConfig, block_rows: int) -> None:
+        super().__init__()
+        D = config.layer.hidden_size
+        self.base_kernel = parameter(2, 2, D)
+        self.kernel_projection = Linear(D, 2 * 2 * D // config.conv_group_size)
+        self._rows = block_rows
+
+    def begin(self, normed: Tensor | Quantised) -> tuple[Tensor, Tensor]:
+        """Return what the sublayer reads [X, D], and the changes of the weights after it."""
+        assert isinstance(normed, Tensor), "the layers of a draft have plain weights"
+        before_XG, after_XG = self.kernel_projection(normed).chunk(2, dim=1)
+        rows = Sums(normed[None], None)
+        return convolve(rows, self.base_kernel[0], before_XG, self._rows), after_XG
+
+    def end(self, sums: Sums, changes_XG: Tensor) -> Sums:
+        """Return what goes to the stream in place of the sublayer's result."""
+        return Sums(convolve(sums, self.base_kernel[1], changes_XG, self._rows)[None], None)
+
+
+class ConvolvedLayer(DecoderLayer):
+    """A layer of a DFlash2 draft."""
+
+    def __init__(self, config: BlockConfig, index: int, rope: Rope, block_rows: int) -> None:
+        super().__init__(config.layer, index, rope, add_rms_norm, None)
+        self.attention_conv = Convolution(config, block_rows)
+        self.mlp_conv = Convolution(config, block_rows)
+
+    def forward(self, normed: Tensor | Quantised, stream_XD: Tensor) -> tuple[Sums, Tensor]:
+        read_XD, changes_XG = self.attention_conv.begin(normed)
+        queries_XHC = self.self_attn.store(read_XD)
+        sums, stream_XD = self.self_attn.finish(queries_XHC, stream_XD, None)
+        sums = self.attention_conv.end(sums, changes_XG)
+        normed, stream_XD = self.post_attention_layernorm.add(sums, stream_XD)
+        read_XD, changes_XG = self.mlp_conv.begin(normed)
+        return self.mlp_conv.end(self.mlp(read_XD), changes_XG), stream_XD
+
+
+class CandidateSelector(nn.Module):
+    """What the token before a draft adds to the logits of the best tokens of its row."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        s = config.selector_rank
+        self.top_k = config.selector_top_k
+        self.predecessor_codebook = parameter(config.vocab_size, s)
+        self.successor_codebook = parameter(config.draft_vocab_size, s)
+        self.hidden_projection = Linear(config.layer.hidden_size, s)
+
+    def add(self, scores_kB: Tensor, ids_kB: Tensor, token_B: Tensor, projected_Bs: Tensor) -> None:
+        """Add it to the scores of these ids. projected: what hidden_projection makes of rows"""
+        codebooks = self.predecessor_codebook, self.successor_codebook
+        add_transitions(scores_kB, ids_kB, token_B, projected_Bs, *codebooks)
 
 
 class MarkovHead(nn.Module):
@@ -73,9 +132,9 @@ class ConfidenceHead(nn.Module):
 
 
 class BlockModel(nn.Module):
-    """A whole draft: no rank has a part of one."""
+    """A whole draft: no rank has a part of one. block_rows: of a block in every pass"""
 
-    def __init__(self, config: BlockConfig, rope: Rope) -> None:
+    def __init__(self, config: BlockConfig, rope: Rope, block_rows: int) -> None:
         super().__init__()
         D, eps = config.layer.hidden_size, config.layer.rms_norm_eps
         self.config = config
@@ -83,13 +142,16 @@ class BlockModel(nn.Module):
         self.fc = Linear(len(config.aux_boundaries) * config.target_hidden_size, D)
         self.hidden_norm = RMSNorm(D, eps)
         layers = [
-            DecoderLayer(config.layer, i, rope, add_rms_norm, None)
+            ConvolvedLayer(config, i, rope, block_rows)
+            if config.conv_group_size
+            else DecoderLayer(config.layer, i, rope, add_rms_norm, None)
             for i in range(config.num_layers)
         ]
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(D, eps)
         self.lm_head = Embedding(config.draft_vocab_size, D)  # never run: see drafts/block.py
         self.markov_head = None if config.markov is None else MarkovHead(config)
+        self.candidate_selector = CandidateSelector(config) if config.selector_rank else None
         self.confidence_head = None if config.confidence is None else ConfidenceHead(config)
         self.logits_factor = 1.0  # a borrowed head has the target's
         self._rope = rope
@@ -132,7 +194,7 @@ class BlockModel(nn.Module):
         return normed_XD
 
     def logits(self, hidden_XD: Tensor) -> Tensor:
-        """Compute what the head says before the markov head, float32 [X, W]."""
+        """Compute what the head says before the markov head or the selector, float32 [X, W]."""
         logits_XW = linear(hidden_XD, self.lm_head.weight, out_dtype=torch.float32)
         return logits_XW if self.logits_factor == 1.0 else logits_XW.mul_(self.logits_factor)
 

@@ -64,13 +64,17 @@ def build_draft(
 
 
 def build_block(
-    draft: LoadedEagle, target: DecoderModel, max_model_len: int, device: torch.device
+    draft: LoadedEagle,
+    target: DecoderModel,
+    max_model_len: int,
+    device: torch.device,
+    block_rows: int,
 ) -> BlockModel:
-    """Build a block draft's module; the target lends what it lacks."""
+    """Build a block draft's module; the target lends what it lacks. block_rows: of each pass"""
     assert isinstance(draft.config, BlockConfig), draft.config
     rope = rope_tables(draft.config.layer, max_model_len, device)
     with torch.device("meta"):
-        model = BlockModel(draft.config, rope)
+        model = BlockModel(draft.config, rope, block_rows)
     _fill(model, draft, target)
     model.join_context()
     return model

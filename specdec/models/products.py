@@ -16,6 +16,7 @@ from weights.config import BlockConfig, DraftConfig, TargetConfig
 KINDS: dict[str, Kind] = {  # by the module that has the weight
     **{"qkv_proj": "split", "o_proj": "split", "gate_up_proj": "gate", "down_proj": "split"},
     **{"fc": "whole", "lm_head": "whole", "markov_w2": "whole"},
+    **{"kernel_projection": "whole", "hidden_projection": "whole"},
 }
 
 
@@ -33,7 +34,7 @@ def products_of(target: TargetConfig, draft: DraftConfig | None, dtype: str) -> 
         rope = torch.empty(0), torch.empty(0)
         models: list[nn.Module] = [DecoderModel(target, {each.rope: rope for each in target.kinds})]
         if isinstance(draft, BlockConfig):
-            models.append(BlockModel(draft, rope))
+            models.append(BlockModel(draft, rope, draft.block_size))
         elif draft is not None:
             models.append(EagleModel(draft, rope))
     found: dict[Product, None] = {}

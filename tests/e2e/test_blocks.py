@@ -1,4 +1,4 @@
-"""DFlash and DSpark drafts in the whole engine: no text moves, and drafts are the naive loop's."""
+"""Block drafts of every kind in the whole engine: no text moves, drafts are the naive loop's."""
 
 import dataclasses
 from functools import cache
@@ -17,7 +17,7 @@ from specdec.runner import Runner
 from specdec.sizes import EngineSizes
 from specdec.start.load import assemble
 from specdec.start.speculation import block_rows
-from tests.block_pair import write_bigrams
+from tests.block_pair import SELECTOR, write_bigrams
 from tests.e2e.test_drafts import ScriptedDraft
 from tests.naive_block import generate, read_draft
 from tests.naive_eagle import borrow, sampled
@@ -34,8 +34,9 @@ KINDS = {  # format and what differs
     "specforge": ("specforge-dspark", {"anchor_proposes": False}),
     "dflash": ("dflash", {"anchor_proposes": False, "markov": None, "confidence": None}),
     "rnn": ("deepspec-dspark", {"markov": "rnn"}),
+    "dflash2": ("speculators", SELECTOR),
 }
-FEW = "masks propose", "dspark"
+FEW = "masks propose", "dspark", "dflash2"
 SIZES = {"max_num_seqs": 24, "max_model_len": 256, "device": "cpu"}
 
 
@@ -146,6 +147,7 @@ def rounds_of(output):
     "kind, K, temperature",
     [
         ("masks propose", 3, 0.7),
+        ("dflash2", 3, 0.7),
         *(
             pytest.param(kind, K, T, marks=pytest.mark.slow)
             for kind in KINDS
@@ -234,9 +236,10 @@ def test_the_draft_cache_is_an_extension_of_the_committed_tokens(draft_at, promp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dspark", "dflash2"])
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_pq_rules_keep_greedy_texts_beside_sampled_ones(draft_at, prompts, plain, rule):
-    chosen = {"model": str(draft_at("dspark")), "num_speculative_tokens": 3, "acceptance": rule}
+def test_pq_rules_keep_greedy_texts_beside_sampled_ones(draft_at, prompts, plain, rule, kind):
+    chosen = {"model": str(draft_at(kind)), "num_speculative_tokens": 3, "acceptance": rule}
     llm = LLM("demo", chosen, **SIZES | {"max_num_seqs": 3})
     outputs = llm.generate(prompts[:2], [mixed(0), mixed(1)], use_tqdm=False)
     assert [each.token_ids for each in outputs[0].outputs] == plain[0]

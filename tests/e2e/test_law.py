@@ -25,7 +25,7 @@ from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes
 from specdec.start.speculation import block_rows
 from tests.specdec.tiny_pair import changed, lively, on_disk, random_draft
-from tests.weights.blocks import DSPARK, block_config
+from tests.weights.blocks import DFLASH2, DSPARK, block_config
 from tests.weights.tiny import eagle3_config, tiny_target
 from weights.shapes import draft_shapes
 
@@ -152,18 +152,18 @@ def test_three_tokens_have_the_targets_law(pair, law, rule, num_draws):
 
 @pytest.fixture(scope="module")
 def blocks(pair):
-    """blocks(**changes): the same target, with a block draft whose markov head has a say."""
+    """blocks(**changes): the same target, with a block draft whose head has a say."""
 
     def make(**changes):
         config = block_config(pair[0].loaded, **changes)
         tensors = lively(draft_shapes(config), seed=1)
-        tensors |= {name: 3 * x for name, x in tensors.items() if ".markov_w" in name}
+        tensors |= {n: 3 * x for n, x in tensors.items() if "markov_w" in n or "codebook" in n}
         return pair[0], replace(pair[1], config=config, tensors=tensors)
 
     return make
 
 
-BLOCKS = [DSPARK, {}, DSPARK | {"markov": "rnn", "anchor_proposes": False}]
+BLOCKS = [DSPARK, {}, DSPARK | {"markov": "rnn", "anchor_proposes": False}, DFLASH2]
 OF_BLOCKS = [(rule, i, FEW) for rule in RULES for i in range(len(BLOCKS))]
 OF_BLOCKS += [("exact", 1, 100_096), ("rejection", 0, 100_096), ("block", 2, 100_096)]
 

@@ -21,7 +21,7 @@ from specdec.sizes import PLAIN, EngineSizes, TreeShape
 from specdec.start.speculation import block_rows
 from tests.specdec.buffer_tensors import buffer_tensors
 from tests.specdec.tiny_pair import changed, lively, random_draft
-from tests.weights.blocks import DSPARK, block_config
+from tests.weights.blocks import DFLASH2, DSPARK, block_config
 from tests.weights.tiny import eagle1_config, eagle3_config, tiny_target
 from weights import BindingReport, ExpertsConfig, LoadedEagle, LoadedTarget
 from weights.shapes import draft_shapes, target_shapes
@@ -49,7 +49,7 @@ def make_backend(name: str) -> tuple[GraphBackend | None, torch.device]:
 
 
 def tiny(draft: str | None, device: torch.device, head_dim: int = 32) -> Pair:
-    """Two layers of 64 channels; "eagle3", "eagle1", "dflash", "dspark" or no draft.
+    """Two layers of 64 channels; "eagle3", "eagle1", a block's kind or no draft.
 
     "eagle3, experts": the target has experts.
     """
@@ -81,7 +81,7 @@ def tiny(draft: str | None, device: torch.device, head_dim: int = 32) -> Pair:
     return Pair(target, dataclasses.replace(eagle, tensors=_on(device, eagle.tensors)), device)
 
 
-BLOCKS = {"dflash": {}, "dspark": DSPARK | {"markov": "rnn"}}
+BLOCKS = {"dflash": {}, "dspark": DSPARK | {"markov": "rnn"}, "dflash2": DFLASH2}
 
 
 def tiny_block(target: LoadedTarget, kind: str, device: torch.device, head_dim: int) -> LoadedEagle:

@@ -22,6 +22,7 @@ from tests.weights.tiny import LAYER
 from weights import BlockConfig, LayerKind, LoadedTarget
 
 FULL = {"has_d2t": False, "draft_vocab_size": 96, "has_own_head": False}
+DFLASH2 = {"conv_group_size": 8, "selector_rank": 12, "selector_top_k": 5}
 DSPARK = {"anchor_proposes": True, "markov": "vanilla", "markov_rank": 12, "confidence": "markov"}
 
 
@@ -93,6 +94,10 @@ def heads_keys(config: BlockConfig) -> Json:
     return keys
 
 
+def selector_keys(config: BlockConfig) -> Json:
+    return {key: getattr(config, key) for key in DFLASH2}
+
+
 def has_heads(config: BlockConfig) -> bool:
     return config.markov is not None or config.confidence is not None
 
@@ -108,6 +113,26 @@ def write_zlab(
         "block_size": config.block_size,
         "num_target_layers": target.config.num_layers,
         "dflash_config": own | ({"shift_label": True} if config.anchor_proposes else {}),
+    }
+    save(directory, layer_keys(config) | keys, pieces_of(config, tensors))
+
+
+def write_zlab2(
+    directory: Path, config: BlockConfig, tensors: Tensors, target: LoadedTarget
+) -> None:
+    """DFlash2 of z-lab/dflash and SpecForge: all options in dflash_config, as published."""
+    own = {
+        "block_size": config.block_size,
+        "conv_kernel_size": 2,
+        "mask_token_id": config.mask_token_id,
+        "target_layer_ids": [boundary - 1 for boundary in config.aux_boundaries],
+        **selector_keys(config),
+    }
+    keys = {
+        "architectures": ["DFlash2DraftModel"],
+        "is_causal": False,
+        "num_target_layers": target.config.num_layers,
+        "dflash_config": own,
     }
     save(directory, layer_keys(config) | keys, pieces_of(config, tensors))
 
@@ -160,7 +185,7 @@ def write_speculators(
     directory: Path, config: BlockConfig, tensors: Tensors, target: LoadedTarget
 ) -> None:
     """Silent where its defaults say it; a reduced vocabulary has a head of its own."""
-    kind = "dspark" if has_heads(config) else "dflash"
+    kind = "dspark" if has_heads(config) else "dflash2" if config.selector_rank else "dflash"
     pieces = with_offsets(pieces_of(config, tensors), config.vocab_size)
     keys = {
         "architectures": [f"{kind}Speculator"],
@@ -175,6 +200,9 @@ def write_speculators(
         keys["sample_from_anchor"] = config.anchor_proposes
     if kind == "dspark" and (config.markov_rank != 256 or config.confidence != "markov"):
         keys |= heads_keys(config)
+    if kind == "dflash2":
+        defaults = {"conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
+        keys |= {k: n for k, n in selector_keys(config).items() if n != defaults[k]}
     save(directory, speculators_keys(kind, config, layer_keys(config)) | keys, pieces)
 
 
@@ -184,15 +212,23 @@ def is_plain(config: BlockConfig) -> bool:
 
 FORMATS: dict[str, Format] = {
     "dflash": Format(
-        can_express=lambda config, target: is_plain(config) and not has_heads(config),
+        can_express=lambda config, target: is_plain(config) and config.method == "dflash",
         write=write_zlab,
+    ),
+    "dflash2": Format(
+        can_express=lambda config, target: (
+            is_plain(config) and config.method == "dflash2" and not config.anchor_proposes
+        ),
+        write=write_zlab2,
     ),
     "specforge-dspark": Format(
         can_express=lambda config, target: is_plain(config) and has_heads(config),
         write=write_specforge,
     ),
     "deepspec-dspark": Format(
-        can_express=lambda config, target: config.anchor_proposes and not config.has_d2t,
+        can_express=lambda config, target: (
+            config.anchor_proposes and not config.has_d2t and not config.selector_rank
+        ),
         write=write_deepspec,
     ),
     "speculators": Format(can_express=lambda config, target: True, write=write_speculators),

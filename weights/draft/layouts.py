@@ -63,6 +63,8 @@ class BlockLayout(Format):
     anchor_proposes: bool = False
     markov_rank: int = 0
     has_confidence: bool | None = None  # None: by the tensor
+    # DFlash2: the numbers that its configs may leave out; None: no convolutions and no selector
+    selector: Mapping[str, int] | None = None
     spreads_taps: bool = (
         False  # ids that are not given lie evenly between the first layers and last
     )
@@ -127,6 +129,12 @@ BLOCK_LAYOUTS = (
         has_confidence=True,
     ),
     BlockLayout(
+        name="speculators-dflash2",
+        is_it=lambda e: e.is_speculators("dflash2"),
+        block_size=8,
+        selector={"conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16},
+    ),
+    BlockLayout(
         # with markov_rank 0 this is its "DFlash", whose anchor proposes all the same
         name="deepspec-dspark",
         is_it=lambda e: e.is_architecture(r"(?<!^)DSparkModel$"),
@@ -139,6 +147,13 @@ BLOCK_LAYOUTS = (
         layer_ids="output",
         anchor_proposes=True,
         spreads_taps=True,
+    ),
+    BlockLayout(
+        name="dflash2",
+        is_it=lambda e: e.is_architecture("^DFlash2DraftModel$"),
+        layer_ids="output",
+        block_size=16,
+        selector={},
     ),
     BlockLayout(
         name="dflash",
@@ -172,11 +187,6 @@ MTP = r"(eh_proj|enorm|hnorm|shared_head\.\w+)\.weight$"
 MLA = r"self_attn\.(kv_a_proj|q_a_proj)"
 REFUSED = {
     "P-EAGLE (parallel drafting)": Signs(speculators=("peagle",), tensor=r"(^|\.)mask_hidden$"),
-    "DFlash2": Signs(
-        speculators=("dflash2",),
-        architecture="DFlash2",
-        tensor=r"(^|\.)(candidate_selector|attention_conv|mlp_conv)\.",
-    ),
     "Domino": Signs(
         architecture="Domino",
         tensor=r"(^|\.)(prefix_gru|embed_proj)\.",
@@ -224,8 +234,10 @@ ONLY_OF_BLOCKS: dict[str, tuple[object, str]] = {
     "attention_mode": ("gqa", "a block draft with latent or linear attention"),
     "input_embedding_scale": (1.0, "a block draft that scales its embedding"),
     "output_multiplier": (1.0, "a block draft that scales its logits"),
+    "conv_kernel_size": (2, "a convolution of another number of taps"),
 }
-SPECULATORS = ("eagle", "eagle3", "dflash", "dspark")  # its model types that are supported
+# its model types that are supported
+SPECULATORS = ("eagle", "eagle3", "dflash", "dspark", "dflash2")
 
 
 def find_layout(evidence: Evidence, problems: Problems) -> Layout | BlockLayout | None:

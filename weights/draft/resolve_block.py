@@ -1,8 +1,9 @@
-"""Block drafts (DFlash, DSpark): from config.json and tensor shapes to one BlockConfig.
+"""Block drafts (DFlash, DSpark, DFlash2): from config.json and tensor shapes to one BlockConfig.
 
 The order: layer, vocabulary, taps, block, heads, owners; each is logged with its source.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 from weights.config import BlockConfig
@@ -16,6 +17,12 @@ from weights.fields import layer_types
 MARKOV = "markov_head."
 RANKS = {f"{MARKOV}markov_w1.weight": 1, f"{MARKOV}markov_w2.weight": 1}  # axes of its rank
 CONFIDENCE = "confidence_head.proj.weight"
+SELECTOR = "candidate_selector."
+CODES = {  # axes of its rank
+    f"{SELECTOR}predecessor_codebook": 1,
+    f"{SELECTOR}successor_codebook": 1,
+    f"{SELECTOR}hidden_projection.weight": 0,
+}
 PROJECTORS = ("dflash", "dspark")  # the values of projector_type that change nothing here
 
 Markov = Literal["vanilla", "gated", "rnn"]
@@ -37,6 +44,13 @@ def resolve_block(sources: Sources, layout: BlockLayout) -> BlockConfig:
     )
     boundaries = resolve_taps(sources, rules, num_taps(sources, Dt))
     markov, rank = _markov(sources, layout)
+    group_size, selector_rank, top_k = 0, 0, 0
+    if layout.selector is not None:
+        group_size, selector_rank, top_k = _selector(sources, layout.selector)
+        _check_selector(sources, group_size, layer.hidden_size, top_k, (V, W))
+        if markov is not None:
+            where = sources.where("markov_rank", *RANKS)
+            fields.problems.add(f"{where}: a markov_head beside a selector is not supported")
     config = BlockConfig(
         format=layout.name,
         layer=layer,
@@ -52,6 +66,9 @@ def resolve_block(sources: Sources, layout: BlockLayout) -> BlockConfig:
         markov=markov,
         markov_rank=rank,
         confidence=_confidence(sources, layout, rank),
+        conv_group_size=group_size,
+        selector_rank=selector_rank,
+        selector_top_k=top_k,
         has_own_embedding=sources.owns("has_own_embedding", "embed_tokens.weight"),
         has_own_head=sources.owns("has_own_head", "lm_head.weight"),
         has_d2t=sources.has("d2t") or W != V,
@@ -151,3 +168,26 @@ def _confidence(
         fields.source("confidence_head_with_markov"),
     )
     return "markov" if with_markov else "hidden"
+
+
+def _selector(sources: Sources, defaults: Mapping[str, int]) -> tuple[int, int, int]:
+    """Find the size of groups, the selector's rank, and how many tokens of a row it knows."""
+    group_size = sources.number("conv_group_size", {}, defaults.get("conv_group_size"))
+    rank = sources.number("selector_rank", sources.dims(CODES), defaults.get("selector_rank"))
+    return group_size, rank, sources.number("selector_top_k", {}, defaults.get("selector_top_k"))
+
+
+def _check_selector(
+    sources: Sources, group_size: int, D: int, top_k: int, vocabularies: tuple[int, int]
+) -> None:
+    """Refuse numbers that do not fit the draft, and a selector of some of the target's ids."""
+    V, W = vocabularies
+    problems = sources.fields.problems
+    if group_size and D % group_size:
+        line = f"conv_group_size is {group_size}, a divisor of hidden_size, {D}, is needed"
+        problems.add(f"{sources.fields.file}: {line}")
+    if top_k > W:
+        problems.add(f"{sources.fields.file}: selector_top_k is {top_k}, the draft has {W} tokens")
+    if W != V or sources.has("d2t"):
+        where = sources.where("draft_vocab_size", "d2t")
+        problems.add(f"{where}: a selector of some of the target's {V} ids is not supported")

@@ -35,7 +35,7 @@ from specdec.sizes import TreeShape
 from specdec.start.measure_costs import NEVER
 from specdec.start.speculation import Drafting
 from specdec.step import PHASES
-from tests.weights.blocks import DSPARK, block_config
+from tests.weights.blocks import DFLASH2, DSPARK, block_config
 from weights.shapes import draft_shapes
 
 TINY = shlex.split("--device cpu -k 2 --num-prompts 2 --max-tokens 8 --repeats 1 --num-rounds 2")
@@ -522,6 +522,20 @@ def test_a_block_draft_is_measured_with_as_many_drafts_as_it_has_and_in_no_tree(
     head = pair.target.tensors["embed_tokens.weight"].nbytes
     assert sizes.draft_entry == sum(read.values()) + context + head
     assert ("draft", "markov_w1") not in weights_of(blocks)
+
+
+def test_of_a_selector_a_round_streams_the_projection_alone(pair):
+    config = block_config(pair.target, **DFLASH2)
+    tensors = {name: torch.zeros(shape) for name, shape in draft_shapes(config).items()}
+    blocks = replace(pair, eagle=SimpleNamespace(config=config, tensors=tensors))
+    plain = {n: x for n, x in tensors.items() if "selector" not in n}
+    without = replace(pair, eagle=SimpleNamespace(config=config, tensors=plain))
+    projection = tensors["candidate_selector.hidden_projection.weight"].nbytes
+    assert bytes_of(blocks).draft_entry == bytes_of(without).draft_entry + projection
+    assert bytes_of(blocks).draft_step == 0
+    roles = {role for owner, role in weights_of(blocks) if owner == "draft"}
+    assert {"kernel_projection", "hidden_projection"} <= roles
+    assert "candidate_selector" not in roles
 
 
 def job(prompt, *token_ids, temperature=0.0, seed=None):

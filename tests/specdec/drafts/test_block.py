@@ -1,6 +1,7 @@
 """Block drafts against tests/naive_block.py: what they compute, and that nothing else moves it."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -18,11 +19,11 @@ from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes
 from specdec.start.speculation import block_rows
-from tests.naive_block import MUTANTS, propose, read_draft
+from tests.naive_block import MUTANTS, MUTANTS_OF_DFLASH2, propose, read_draft
 from tests.naive_eagle import borrow, sampled, target_features
 from tests.specdec.graph_walk import tiny
 from tests.specdec.tiny_pair import lively, on_disk
-from tests.weights.blocks import DSPARK, FORMATS, block_config
+from tests.weights.blocks import DFLASH2, DSPARK, FORMATS, block_config
 from tests.weights.tiny import tiny_target
 from weights import BlockConfig, LoadedEagle, RopeConfig, load_eagle
 from weights.shapes import draft_shapes
@@ -39,13 +40,19 @@ KINDS = {
     "dspark, masks propose": DSPARK | {"anchor_proposes": False},
     "dspark, d2t": DSPARK | D2T,
     "dspark, no confidence": DSPARK | {"confidence": None},
+    "dflash2": DFLASH2,
+    "dflash2, anchor": DFLASH2 | {"anchor_proposes": True},
+    "dflash2, all ids": DFLASH2 | {"conv_group_size": 1, "selector_top_k": 64},
     "own embedding and head": {"has_own_embedding": True, "has_own_head": True},
     "taps at both ends": DSPARK | {"aux_boundaries": (0, 3, 8)},
     "biases, no qk_norm": {"qkv_bias": True, "qk_norm": False},
     "one layer": {"num_layers": 1, "aux_boundaries": (4,)},
     "rope": {"rope": RopeConfig(theta=100.0)},
 }
-FEW = "dflash", "dspark", "dspark, gated", "dspark, rnn", "dspark, masks propose", "dspark, d2t"
+FEW = (
+    *("dflash", "dspark", "dspark, gated", "dspark, rnn", "dspark, masks propose", "dspark, d2t"),
+    "dflash2",
+)
 OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind not in FEW]
 CONTEXTS = (1, 2, 63, 64, 65, 200)
 
@@ -58,7 +65,7 @@ def target(tmp_path_factory):
 def tensors_of(config: BlockConfig) -> dict[str, Tensor]:
     shapes = {name: shape for name, shape in draft_shapes(config).items() if name != "d2t"}
     tensors = lively(shapes, seed=1)
-    tensors |= {name: 3 * x for name, x in tensors.items() if ".markov_w" in name}
+    tensors |= {name: 3 * x for name, x in tensors.items() if re.search("markov_w|codebook", name)}
     if config.has_d2t:
         order = torch.randperm(config.vocab_size, generator=torch.Generator().manual_seed(0))
         tensors["d2t"] = order[: config.draft_vocab_size].sort().values
@@ -152,6 +159,12 @@ def naive_after(target, cfg, weights, tokens, K, **more):
     return propose(cfg, weights, tokens, features, K, **more)
 
 
+def distance(found_KW: Tensor, expected_KW: Tensor) -> float:
+    """The greatest difference of logits; infinite where one of them alone is -inf."""
+    is_same_KW = found_KW == expected_KW
+    return float((found_KW - expected_KW).abs().masked_fill(is_same_KW, 0).max())
+
+
 def check(target, engine, cfg, weights, length):
     """Compare logits, tokens and confidences after a prompt."""
     engine.start(ROW, BLOCKS)
@@ -160,7 +173,7 @@ def check(target, engine, cfg, weights, length):
         target, cfg, weights, [*prompt_of(length), first], engine.K, longest=LONGEST
     )
     logits_KW = torch.cat(engine.logits)
-    assert (logits_KW - found.logits_KW).abs().max() < 2e-5
+    assert distance(logits_KW, found.logits_KW) < 2e-5
     assert engine.runner.state.draft_tokens[ROW, : engine.K].tolist() == found.tokens
     head = engine.runner.draft.model.confidence_head
     assert (head is None) == (found.confidences == [])
@@ -212,23 +225,24 @@ def moved(cfg: SimpleNamespace, by: int) -> SimpleNamespace:
     return SimpleNamespace(**vars(cfg) | {"aux_boundaries": taps})
 
 
-SEEN_IN_LOGITS = [
+SEEN_IN_LOGITS = tuple(
     mutant
     for mutant in MUTANTS
     if mutant not in ("bias after temperature", "markov_w1 by draft id")
-]
+)
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "dflash2"])
 def test_every_mutant_of_the_backbone_is_seen(target, draft_of, kind, monkeypatch):
     draft, cfg, weights = draft_of(kind)
     engine = Engine(target, draft, 4, monkeypatch)
     logits_KW, _ = check(target, engine, cfg, weights, 65)
     tokens = [*prompt_of(65), int(engine.runner.state.last_sampled_tokens[ROW])]
-    mutants = [SimpleNamespace(**vars(cfg), mutant=mutant) for mutant in SEEN_IN_LOGITS]
+    seen = MUTANTS_OF_DFLASH2 * (kind == "dflash2") + SEEN_IN_LOGITS
+    mutants = [SimpleNamespace(**vars(cfg), mutant=mutant) for mutant in seen]
     for mutant in (*mutants, moved(cfg, 1), moved(cfg, -1)):
         wrong = naive_after(target, mutant, weights, tokens, 4)
-        assert (logits_KW - wrong.logits_KW).abs().max() > 1e-3, mutant
+        assert distance(logits_KW, wrong.logits_KW) > 1e-3, mutant
 
 
 def test_markov_w1_goes_by_the_targets_ids(target, draft_of, monkeypatch):
@@ -241,7 +255,7 @@ def test_markov_w1_goes_by_the_targets_ids(target, draft_of, monkeypatch):
     assert (logits_KW - wrong.logits_KW).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dspark", "dspark, d2t"])
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "dspark, d2t", "dflash2"])
 def test_drafts_are_drawn_with_the_targets_noise_after_the_bias(
     target, draft_of, kind, monkeypatch
 ):
@@ -254,22 +268,67 @@ def test_drafts_are_drawn_with_the_targets_noise_after_the_bias(
         engine.start(row, blocks[row], temperature=T, seed=row)
     prompt = prompt_of(7)
     firsts = engine.prefill([prompt] * num_seeds, rows, blocks, flags=flags)
-    late = SimpleNamespace(**vars(cfg), mutant="bias after temperature")
-    differs = 0
+    mutants = "bias after temperature", "candidates without noise"
+    seen = set()
     for row, first in zip(rows, firsts, strict=True):
-        asked = target, weights, [*prompt, first], 4
         drafts = engine.runner.state.draft_tokens[row].tolist()
-        for config, is_right in ((cfg, True), (late, False)):
-            of, w, tokens, K = asked
-            found = naive_after(of, config, w, tokens, K, scores=sampled(T, row)).tokens
-            assert not is_right or found == drafts
-            differs += found != drafts
-    assert (differs > 0) == (cfg.markov is not None)
+        for mutant in (None, *mutants):
+            config, tokens = SimpleNamespace(**vars(cfg), mutant=mutant), [*prompt, first]
+            found = naive_after(target, config, weights, tokens, 4, scores=sampled(T, row)).tokens
+            seen |= set() if found == drafts else {mutant}
+    assert seen == set(mutants if cfg.selector_top_k else mutants[: cfg.markov is not None])
     assert len({tuple(engine.runner.state.draft_tokens[row].tolist()) for row in rows}) > 6
 
 
-def test_what_is_drafted_depends_on_no_neighbour_and_no_chunk(target, draft_of, monkeypatch):
-    draft, _, _ = draft_of("dspark, rnn")
+def test_under_pq_a_selectors_drafts_have_a_law_that_knows_no_noise(target, draft_of, monkeypatch):
+    """That of each draft is over the best tokens of its row's logits, after the draft before."""
+    draft, cfg, weights = draft_of("dflash2")
+    engine = Engine(target, draft, 4, monkeypatch, rule="rejection")
+    prompt, flags = prompt_of(9), SamplingFlags(noise=True)
+    for seed in range(3):
+        engine.start(ROW, BLOCKS, temperature=0.8, seed=seed)
+        [first] = engine.prefill([prompt], [ROW], [BLOCKS], flags=flags)
+        state = engine.runner.state
+        drafts = state.draft_tokens[ROW, :4].tolist()
+
+        def forced(_, position, ids, drafts=drafts):
+            return (ids == drafts[position - len(prompt) - 1]).float()
+
+        cfg.mutant = "candidates without noise"
+        found = naive_after(target, cfg, weights, [*prompt, first], 4, scores=forced)
+        assert found.tokens == drafts
+        assert distance(torch.cat(engine.logits), found.logits_KW) < 2e-5
+        assert distance(0.8 * state.draft_scores[ROW], found.logits_KW) < 2e-5
+
+
+BY_KERNELS = "drafts.block", "rounds.candidates", "kernels.add_transitions", "kernels.convolve"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
+def test_kernels_draft_what_their_twins_do(target, draft_of, monkeypatch):
+    """Greedy requests beside drawn ones, and padding; by Triton's interpreter."""
+    draft, _, _ = draft_of("dflash2")
+    engine = Engine(target, draft, 4, monkeypatch, num_reqs=5)
+    rows, prompts = [0, 1, 3], [prompt_of(length) for length in (7, 20, 7)]
+    found = []
+    for is_kernel in (False, True):
+        for module in BY_KERNELS if is_kernel else ():
+            monkeypatch.setattr(f"specdec.{module}.use_triton", lambda _: True)
+        for row, temperature in zip(rows, (0.0, 0.7, 1.2), strict=True):
+            engine.start(row, [4 * row + i for i in range(4)], temperature=temperature, seed=row)
+        blocks = [[4 * row + i for i in range(4)] for row in rows]
+        engine.prefill(prompts, rows, blocks, flags=SamplingFlags(noise=True))
+        assert (engine.logits == []) == is_kernel
+        state = engine.runner.state
+        found.append((state.draft_tokens[rows].clone(), state.num_nodes[rows].clone()))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1].tolist() == found[1][1].tolist() == [4, 4, 4]
+    assert len(found[0][0].unique()) > 6
+
+
+@pytest.mark.parametrize("kind", ["dspark, rnn", "dflash2"])
+def test_what_is_drafted_depends_on_no_neighbour_and_no_chunk(target, draft_of, kind, monkeypatch):
+    draft, _, _ = draft_of(kind)
     prompts = [prompt_of(length) for length in (70, 5, 64, 33, 1)]
     blocks = [[4 * row + i for i in range(4)] for row in range(5)]
     engine = Engine(target, draft, 5, monkeypatch, num_reqs=5)
@@ -291,11 +350,13 @@ def test_a_request_with_fewer_drafts_has_a_shorter_block(target, draft_of, monke
         engine.runner.state.num_draft_tokens[ROW] = own
         [first] = engine.prefill([prompt_of(40)], [ROW], [BLOCKS])
         found = naive_after(target, cfg, weights, [*prompt_of(40), first], own)
-        assert (torch.cat(engine.logits)[:own] - found.logits_KW).abs().max() < 2e-5
+        assert distance(torch.cat(engine.logits)[:own], found.logits_KW) < 2e-5
         assert engine.runner.state.num_nodes[ROW] == own
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.parametrize(
+    "kind", ["dflash", "dspark", pytest.param("dflash2", marks=pytest.mark.slow)]
+)
 def test_a_block_ends_with_the_context(target, draft_of, kind, monkeypatch):
     draft, cfg, weights = draft_of(kind)
     K, longest = 5, 70
@@ -382,7 +443,9 @@ def walk(backend, kind):
     return trace, runner.graphs.counters()
 
 
-@pytest.mark.parametrize("kind", ["dspark", pytest.param("dflash", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["dspark", *(pytest.param(k, marks=pytest.mark.slow) for k in ("dflash", "dflash2"))]
+)
 def test_graphs_draft_what_single_launches_do(kind):
     captured, counters = walk(TapeBackend(), kind)
     eager, _ = walk(None, kind)

@@ -17,7 +17,7 @@ from specdec.start.speculation import (
     of_checkpoint,
     of_draft,
 )
-from tests.weights.blocks import block_config
+from tests.weights.blocks import DFLASH2, block_config
 from tests.weights.tiny import tiny_target
 
 
@@ -119,7 +119,11 @@ def test_graphs_in_pieces_are_refused_for_a_draft_that_has_none():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_requires_its_kind_of_draft(method):
-    kinds = {"dflash": BLOCK, "dspark": replace(BLOCK, markov="vanilla", markov_rank=4)}
+    kinds = {
+        "dflash": BLOCK,
+        "dspark": replace(BLOCK, markov="vanilla", markov_rank=4),
+        "dflash2": replace(BLOCK, **DFLASH2),
+    }
     for kind, draft in kinds.items():
         speculation = SpeculativeConfig("some/draft", method=method)
         if method in ("auto", kind):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.weights.blocks import DSPARK, FORMATS, block_config
+from tests.weights.blocks import DFLASH2, DSPARK, FORMATS, block_config
 from tests.weights.tiny import random_tensors, tiny_target, write_target
 from weights import CheckpointError, RopeConfig, inspect_checkpoint, load_eagle
 from weights.shapes import draft_shapes
@@ -37,6 +37,10 @@ FEATURES = [
     ({"aux_boundaries": (2, 3, 5, 6, 7), "num_layers": 5}, 2),
     ({"qkv_bias": True, "qk_norm": False}, 2),
     ({"rope": YARN, "block_size": 16, "mask_token_id": 95}, 2),
+    (DFLASH2, 2),
+    ({"conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}, 2),
+    (DFLASH2 | {"anchor_proposes": True}, 1),
+    (DFLASH2 | {"has_own_embedding": True, "has_own_head": True}, 1),
 ]
 
 
@@ -86,28 +90,27 @@ class Head:
 
 
 PLAIN = {"markov": None, "markov_rank": 0, "confidence": None, "anchor_proposes": False}
+OF_FORMAT = {"dflash": PLAIN, "dflash2": PLAIN | DFLASH2}
 
 
 def test_formats_are_told_apart(tmp_path):
     found = {}
     for format in FORMATS:
-        changes = PLAIN if format == "dflash" else {}
-        found[format] = Head(tmp_path / format, format, **changes).load().config
+        found[format] = Head(tmp_path / format, format, **OF_FORMAT.get(format, {})).load().config
     assert {name: config.format for name, config in found.items()} == {
         "dflash": "dflash",
+        "dflash2": "dflash2",
         "specforge-dspark": "specforge-dspark",
         "deepspec-dspark": "deepspec-dspark",
         "speculators": "speculators-dspark",
     }
     assert {name: config.method for name, config in found.items()} == {
         **dict.fromkeys(FORMATS, "dspark"),
-        "dflash": "dflash",
+        **{name: name for name in OF_FORMAT},
     }
-    head = Head(tmp_path / "plain", "speculators", **PLAIN)
-    assert (head.load().config.format, head.load().config.method) == (
-        "speculators-dflash",
-        "dflash",
-    )
+    for method, changes in OF_FORMAT.items():
+        config = Head(tmp_path / f"speculators {method}", "speculators", **changes).load().config
+        assert (config.format, config.method) == (f"speculators-{method}", method)
 
 
 def test_what_configs_leave_out_is_the_formats_default(tmp_path):
@@ -124,6 +127,12 @@ def test_what_configs_leave_out_is_the_formats_default(tmp_path):
         for name, tensor in early.tensors.items()
     }
     assert early.load().config.markov == "vanilla"
+    modules = Head(tmp_path / "modules", "dflash2", **PLAIN | DFLASH2)
+    modules.tensors = {
+        f"{name}.weight" if name.endswith("codebook") else name: tensor
+        for name, tensor in modules.tensors.items()
+    }
+    assert modules.load().config.selector_rank == 12
 
 
 @pytest.mark.parametrize(
@@ -144,8 +153,12 @@ def test_layer_ids_are_boundaries_or_outputs_by_format(tmp_path, format, key, id
 
 # what changes: config keys (None: it goes), tensors, and words of the refusal
 REFUSED = {
-    "dflash2": ({"architectures": ["DFlash2DraftModel"]}, {}, "DFlash2"),
-    "dflash2, tensors": ({}, {"candidate_selector.hidden_projection.weight": (4, 32)}, "DFlash2"),
+    "dflash2": ({"architectures": ["DFlash2DraftModel"]}, {}, "missing conv_group_size"),
+    "a selector": (
+        {},
+        {"candidate_selector.predecessor_codebook": (96, 4)},
+        "unexpected candidate",
+    ),
     "domino": ({"projector_type": "domino"}, {}, "Domino"),
     "domino, tensors": ({}, {"prefix_gru.weight_ih_l0": (4, 32)}, "Domino"),
     "windows": ({"layer_types": ["full_attention", "sliding_attention"]}, {}, "with windows"),
@@ -180,6 +193,41 @@ REFUSED = {
 }
 
 
+OF_DFLASH2 = {  # keys stand in dflash_config
+    "no groups": ({"conv_group_size": None}, {}, "missing conv_group_size"),
+    "no top_k": ({"selector_top_k": None}, {}, "missing selector_top_k"),
+    "groups": ({"conv_group_size": 5}, {}, "a divisor of hidden_size, 32, is needed"),
+    "other groups": ({"conv_group_size": 4}, {}, "kernel_projection.weight is [16, 32]"),
+    "no group": ({"conv_group_size": 0}, {}, "conv_group_size is 0"),
+    "more taps": ({"conv_kernel_size": 3}, {}, "another number of taps"),
+    "three taps": ({}, {"layers.1.mlp_conv.base_kernel": (2, 3, 32)}, "[2, 2, 32] is needed"),
+    "no kernel": ({}, {"layers.0.attention_conv.base_kernel": None}, "missing layers.0.attention"),
+    "another rank": ({"selector_rank": 7}, {}, "selector_rank is 7"),
+    "many": ({"selector_top_k": 65}, {}, "selector_top_k is 65"),
+    "no codebook": ({}, {"candidate_selector.successor_codebook": None}, "missing candidate"),
+    "some ids": ({}, {"lm_head.weight": (40, 32)}, "some of the target's 96 ids"),
+    "few ids": ({"selector_top_k": 50}, {"lm_head.weight": (40, 32)}, "is 50, the draft has 40"),
+    "markov": ({"markov_rank": 4}, {}, "a markov_head beside a selector"),
+    "softcap": ({"final_logit_softcapping": 20.0}, {}, "final_logit_softcapping"),
+    "multiplier": ({"output_multiplier": 0.2}, {}, "scales its logits"),
+    "causal": ({"is_causal": True}, {}, "causal"),
+    "mla": ({"attention_mode": "mla"}, {}, "MLA"),
+}
+
+
+@pytest.mark.parametrize("attack", OF_DFLASH2)
+def test_what_no_dflash2_draft_has_is_refused_by_name(tmp_path, attack):
+    head = Head(tmp_path, "dflash2", **PLAIN | DFLASH2)
+    keys, tensors, words = OF_DFLASH2[attack]
+    own = head.keys["dflash_config"] | keys
+    head.keys["dflash_config"] = {k: v for k, v in own.items() if v is not None}
+    for name, shape in tensors.items():
+        head.tensors.pop(name, None)
+        if shape is not None:
+            head.tensors[name] = torch.zeros(shape)
+    assert words in head.refusal()
+
+
 @pytest.mark.parametrize("attack", REFUSED)
 def test_what_is_not_built_or_does_not_fit_is_refused_by_name(tmp_path, attack):
     head = Head(tmp_path)
@@ -194,7 +242,7 @@ def test_what_is_not_built_or_does_not_fit_is_refused_by_name(tmp_path, attack):
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_block_draft_is_inspected_with_and_without_its_target(tmp_path, format):
-    head = Head(tmp_path, format, **(PLAIN if format == "dflash" else {}))
+    head = Head(tmp_path, format, **OF_FORMAT.get(format, {}))
     for target in (None, TARGET.config):
         found = inspect_checkpoint(head.directory, target)
         assert (found.problems, found.report.role) == ((), "draft")
@@ -239,7 +287,7 @@ def mutate(head, rng):
 def test_a_mutated_checkpoint_is_one_error_or_loads(tmp_path, seed):
     rng = random.Random(seed)
     format = rng.choice(sorted(FORMATS))
-    head = Head(tmp_path, format, **(PLAIN if format == "dflash" else {}))
+    head = Head(tmp_path, format, **OF_FORMAT.get(format, {}))
     told = mutate(head, rng)
     (tmp_path / "config.json").write_text(json.dumps(head.keys))
     save_file(head.tensors, tmp_path / "model.safetensors")

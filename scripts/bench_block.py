@@ -28,7 +28,7 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", choices=MODELS)
-    parser.add_argument("--kind", default="dspark,dflash,eagle3")
+    parser.add_argument("--kind", default="dspark,dflash,dflash2,eagle3")
     parser.add_argument("-k", "--num-speculative-tokens", type=int, default=7)
     parser.add_argument("--batch", default="1,64")
     parser.add_argument("--rounds", type=int, default=30)

@@ -2,7 +2,8 @@
 
 Sizes and options are those of published heads: 5 layers like the target's, 5 taps, and for DSpark
 blocks of 7 and a vanilla markov head of rank 256 with its confidence head (deepseek-ai/DeepSpec),
-for DFlash blocks of 16 (z-lab/dflash).
+for DFlash blocks of 16 and for DFlash2 of 8, with groups of 16 channels and 16 candidates of a
+selector of rank 256 (z-lab/dflash).
 """
 
 import json
@@ -23,6 +24,10 @@ KINDS = {
     "dspark": {
         **{"block_size": 7, "anchor_proposes": True},
         **{"markov": "vanilla", "markov_rank": 256, "confidence": "markov"},
+    },
+    "dflash2": {
+        **{"block_size": 8, "anchor_proposes": False},
+        **{"conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16},
     },
 }
 
@@ -55,7 +60,11 @@ def write_block_head(out: Path, kind: str, target: Path) -> None:
         options |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
         names = {"architectures": ["Qwen3DSparkModel"], **options}
     else:
-        names = {"architectures": ["DFlashDraftModel"], "dflash_config": options}
+        if kind == "dflash2":
+            of_selector = ("conv_group_size", "selector_rank", "selector_top_k")
+            options |= {key: getattr(config, key) for key in of_selector}
+        architecture = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}[kind]
+        names = {"architectures": [architecture], "dflash_config": options}
     own: Config = {"num_hidden_layers": NUM_LAYERS, **names}
     write_files(out, keys | own, draft_shapes(config))
 

@@ -8,6 +8,7 @@ from specdec.kernels import best_token, gate_up, linear
 from specdec.kernels.tables import shipped_table
 from specdec.kernels.tile_shapes import FP8, Product
 from specdec.models.products import products_of
+from tests.block_pair import SELECTOR, write_bigrams
 from weights.demo import demo_directory
 from weights.files.reader import Reader
 from weights.report import Log
@@ -40,9 +41,21 @@ def asked(monkeypatch) -> set[Product]:
     return heard
 
 
-@pytest.mark.parametrize("draft", [None, "demo/eagle3", "demo/eagle1"])
+BLOCKS = {"dflash2": ("speculators", SELECTOR), "dspark": ("deepspec-dspark", {})}
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        *(None, "demo/eagle3", "demo/eagle1"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in BLOCKS),
+    ],
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_list_is_what_forwards_ask_for(asked, draft, temperature):
+def test_the_list_is_what_forwards_ask_for(asked, tmp_path, draft, temperature):
+    if draft in BLOCKS:
+        format, changes = BLOCKS[draft]
+        draft = write_bigrams(tmp_path, format, **changes)
     speculation = None if draft is None else SpeculativeConfig(draft, num_speculative_tokens=3)
     llm = LLM("demo", speculative_config=speculation, device="cpu", max_model_len=64)
     llm.generate(["def f("], SamplingParams(temperature=temperature, max_tokens=8, seed=1))

@@ -27,7 +27,7 @@ def noise_of(X, device):
 
 
 @pytest.mark.parametrize(
-    "X, W, k, is_drawn", [(2, 64, 5, False), (3, 1100, 16, True), (4, 600, 1, True)]
+    "X, W, k, is_drawn", [(2, 64, 5, False), (3, 1100, 16, True), (4, 100, 1, True)]
 )
 def test_candidates_are_the_best_tokens_in_order(device, X, W, k, is_drawn):
     logits = torch.randn(X, W, device=device)

@@ -8,6 +8,9 @@ do not see each other's choices else, so all of them get their logits by one pro
 
 The markov head is applied to all ids. Greedy drafts are the best over its tiles, to which what the
 head says is added; where drafts are drawn, their logits are written.
+
+If the number of drafts adapts, a step may run shorter blocks, or none (PLAIN), and drafts have
+probabilities, with which the confidence head has a say.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,7 +43,7 @@ class BlockDrafter:
 
     d2t: [W] target id of every draft id, or None where the vocabularies are equal
     graphs: as the EAGLE drafter has them; prefill extends the KV alone, decode proposes
-    rule: of acceptance
+    rule: of acceptance. calibration: see rounds/level.py
     """
 
     model: BlockModel
@@ -51,6 +54,7 @@ class BlockDrafter:
     graphs: DraftGraphs
     rule: str
     sizes: EngineSizes
+    calibration: Tensor | None = None
 
     def extend(self, step: Step) -> None:
         """Cache the context's keys and values of the step's rows."""
@@ -62,14 +66,14 @@ class BlockDrafter:
             self._extend(how.descriptor.num_tokens)
 
     def propose(self, step: Step) -> None:
-        """Write all drafts of the round."""
+        """Write all drafts of the round, by blocks of as many rows as these need."""
         how = step.passes.draft_decode
         assert how is not None, step
         if how.mode is CUDAGraphMode.FULL:
             self.graphs.decode.run_fullgraph(how.descriptor)
         else:
-            most = step.max_seq_len + self.sizes.block_rows
-            blocks = self.contexts.block_rows(step.num_reqs, most, how)
+            rows = self._rows(step.next_shape.levels)
+            blocks = self.contexts.block_rows(step.num_reqs, rows, step.max_seq_len + rows, how)
             self._propose(blocks, step.num_reqs, step.proposal.is_drawn)
 
     def captures(self) -> Captures:
@@ -82,8 +86,12 @@ class BlockDrafter:
 
     def _make_propose(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
         assert isinstance(desc.kind, Proposal), desc
-        blocks = self.contexts.dummy_block_rows(desc, warmup)
+        blocks = self.contexts.dummy_block_rows(desc, self._rows(desc.kind.block), warmup)
         return partial(self._propose, blocks, desc.num_tokens, desc.kind.is_drawn)
+
+    def _rows(self, num_levels: int) -> int:
+        """Count the rows of a request in a block that proposes this many tokens."""
+        return num_levels + self.sizes.anchor_rows
 
     def _extend(self, num_rows: int) -> None:
         buffers = self.buffers
@@ -92,46 +100,56 @@ class BlockDrafter:
 
     def _propose(self, blocks: ForwardContext, num_reqs: int, is_drawn: bool) -> None:
         """Run the rows of blocks, and write the drafts level by level."""
-        buffers, model = self.buffers, self.model
-        mask_token = model.config.mask_token_id
-        fill_blocks(buffers, self.state, num_reqs, mask_token, self.sizes.max_model_len)
+        buffers, model, X = self.buffers, self.model, blocks.num_tokens
+        rows = X // num_reqs
+        laid_out = num_reqs, rows, model.config.mask_token_id, self.sizes.max_model_len
+        fill_blocks(buffers, self.state, *laid_out)
         with set_forward_context(blocks):
-            hidden_XD = model(buffers.block_ids[: blocks.num_tokens])
+            hidden_XD = model(buffers.block_ids[:X])
         # the rows that propose, level by level
-        hidden_BRD = hidden_XD.view(num_reqs, self.sizes.block_rows, -1)
+        hidden_BRD = hidden_XD.view(num_reqs, rows, -1)
         hidden_KBD = hidden_BRD[:, self.sizes.anchor_rows :].transpose(0, 1).contiguous()
+        said = self._said(hidden_KBD, buffers.block_ids[:X].view(num_reqs, rows)[:, 0])
         if not is_drawn and model.markov_head is None and use_triton(hidden_XD):
-            self._propose_best(hidden_KBD)
+            self._propose_best(hidden_KBD, said)
             return
         logits_XW = model.logits(hidden_KBD.flatten(0, 1))
-        features = self._features(hidden_KBD)
         for level in range(len(hidden_KBD)):
             logits_BW = logits_XW[level * num_reqs :][:num_reqs]
-            self._write(logits_BW, next(features), self._level(level), is_drawn)
+            feature_Br, confidence_B = next(said)
+            self._write(logits_BW, feature_Br, self._level(level, confidence_B), is_drawn)
 
-    def _propose_best(self, hidden_KBD: Tensor) -> None:
+    def _propose_best(
+        self, hidden_KBD: Tensor, said: Iterator[tuple[Tensor | None, Tensor | None]]
+    ) -> None:
         """Write greedy drafts that depend on no other, without their logits."""
-        model = self.model
+        model, has_sums = self.model, self.calibration is not None
         head = hidden_KBD.flatten(0, 1), model.lm_head.weight
-        best, ids, _ = launch_tile_maxima(*head, factor=model.logits_factor)
+        maxima = launch_tile_maxima(*head, has_sums=has_sums, factor=model.logits_factor)
         B = hidden_KBD.shape[1]
         for level in range(len(hidden_KBD)):
             here = slice(level * B, (level + 1) * B)
-            launch_write_nodes(TileMaxima(best[:, here], ids[:, here]), self._level(level))
+            of_level = TileMaxima(*(each[:, here] for each in maxima if each is not None))
+            _, confidence_B = next(said)
+            launch_write_nodes(of_level, self._level(level, confidence_B))
 
-    def _features(self, hidden_KBD: Tensor) -> Iterator[Tensor | None]:
-        """Yield what markov_w2 reads, level by level, once the token before is written."""
-        head = self.model.markov_head
-        B = hidden_KBD.shape[1]
-        token_B = self.buffers.block_ids.view(-1, self.sizes.block_rows)[:B, 0]  # the anchors
-        state_Br = None
+    def _said(
+        self, hidden_KBD: Tensor, token_B: Tensor
+    ) -> Iterator[tuple[Tensor | None, Tensor | None]]:
+        """Yield what markov_w2 reads, and confidences, level by level.
+
+        Each level is asked for once the tokens before it are written. token: the anchors
+        """
+        head, confidence_head, state_Br = self.model.markov_head, self.model.confidence_head, None
         for hidden_BD in hidden_KBD:
-            if head is None:
-                yield None
-                continue
-            feature_Br, state_Br = head(token_B, hidden_BD, state_Br)
-            yield feature_Br
-            token_B = self.buffers.draft_last_tokens[:B]
+            e_Br = feature_Br = confidence_B = None
+            if head is not None:
+                e_Br = head.markov_w1(token_B)
+                feature_Br, state_Br = head(e_Br, hidden_BD, state_Br)
+            if confidence_head is not None and self.calibration is not None:
+                confidence_B = confidence_head(hidden_BD, e_Br)
+            yield feature_Br, confidence_B
+            token_B = self.buffers.draft_last_tokens[: len(token_B)]
 
     def _write(
         self, logits_BW: Tensor, feature_Br: Tensor | None, to: DraftLevel, is_drawn: bool
@@ -141,12 +159,14 @@ class BlockDrafter:
         if head is not None and feature_Br is not None:
             bias = feature_Br, head.markov_w2.weight
             if not is_drawn and use_triton(logits_BW):
-                launch_write_nodes(launch_tile_maxima(*bias, addend_TV=logits_BW), to)
+                has_sums = self.calibration is not None
+                maxima = launch_tile_maxima(*bias, has_sums=has_sums, addend_TV=logits_BW)
+                launch_write_nodes(maxima, to)
                 return
             logits_BW = logits_BW + linear(*bias, out_dtype=logits_BW.dtype)
         write_level(logits_BW, to, perturbation(to, self.rule, logits_BW) if is_drawn else None)
 
-    def _level(self, level: int) -> DraftLevel:
+    def _level(self, level: int, confidence_B: Tensor | None) -> DraftLevel:
         return DraftLevel(
             buffers=self.buffers,
             state=self.state,
@@ -154,4 +174,6 @@ class BlockDrafter:
             shape=chain(self.sizes.num_speculative_tokens),
             d2t_W=self.d2t,
             max_model_len=self.sizes.max_model_len,
+            calibration=self.calibration,
+            confidence_B=confidence_B,
         )

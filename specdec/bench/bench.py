@@ -87,9 +87,9 @@ class Bench:
         return found
 
     def auto(self, eagle: LoadedEagle) -> Drafting:
-        """Draft as many tokens as pay, or a whole block."""
+        """Draft as many tokens as pay."""
         if isinstance(eagle.config, BlockConfig):
-            return Drafting(min(eagle.config.max_drafts, MOST_LEVELS))
+            return Drafting(min(eagle.config.max_drafts, MOST_LEVELS), is_adaptive=True)
         adaptive = Drafting(MOST_LEVELS, True, AUTO_TREE, confidence_threshold=None)
         return of_draft(adaptive, eagle.config.draft_vocab_size)
 

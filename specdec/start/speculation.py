@@ -103,13 +103,12 @@ def of_checkpoint(
 
 
 def _of_block(drafting: Drafting, speculation: SpeculativeConfig, draft: BlockConfig) -> Drafting:
-    """Draft the same number in every round: one pass proposes them all."""
+    """Draft a block in every round; if the number adapts, half of one or none, as it pays."""
     given, kind = speculation.num_speculative_tokens, f"a {draft.method} draft"
     if isinstance(given, int):
         check_number(given, draft)
     refused = {
         "top_k": (speculation.has_fixed_tree, "draft trees come from EAGLE heads only"),
-        "adaptive": (speculation.adaptive is True, f"{kind} proposes as many in every round"),
         "draft_confidence_threshold": (
             bool(speculation.draft_confidence_threshold),
             f"{kind} proposes all its tokens in one pass, and stopping would spare nothing",
@@ -119,8 +118,11 @@ def _of_block(drafting: Drafting, speculation: SpeculativeConfig, draft: BlockCo
         if is_given:
             raise ValueError(f"{name}={getattr(speculation, name)!r}: {why}: leave it out")
     number = given if isinstance(given, int) else min(draft.max_drafts, MOST_LEVELS)
-    logger.info("%s proposes %d tokens for every request, in one pass", kind, number)
-    return Drafting(number)
+    most = f"{number} tokens for every request"
+    if drafting.is_adaptive:
+        most = f"up to {number} tokens, as it pays"
+    logger.info("%s proposes %s, in one pass", kind, most)
+    return Drafting(number, drafting.is_adaptive)
 
 
 def check_number(num_drafts: int, draft: DraftConfig) -> None:

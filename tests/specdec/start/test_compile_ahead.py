@@ -19,6 +19,7 @@ from specdec.start.compile_ahead import (
     DRAWN,
     FLAGS,
     LOGPROB_ROWS,
+    block_rounds,
     forwards,
     mixed_steps,
     request_counts,
@@ -160,6 +161,28 @@ def test_rounds_whose_rows_are_shared_out_are_compiled_ahead(max_num_seqs):
     assert widest <= {each[:2] for each in steps}
     assert (1, 0, 0) in steps
     assert len(shapes) <= 64
+
+
+@pytest.mark.parametrize("block_rows", [7, 8])
+def test_blocks_whose_length_varies_are_compiled_ahead(block_rows):
+    sizes = EngineSizes(
+        max_model_len=4096,
+        max_num_batched_tokens=8192,
+        max_num_seqs=40,
+        num_kv_blocks=1,
+        num_speculative_tokens=7,
+        is_adaptive=True,
+        block_rows=block_rows,
+    )
+    steps = []
+    step_of = lambda round, *_: steps.append((round.next_shape.levels, round.num_verified))  # noqa: E731
+    runner = SimpleNamespace(sizes=sizes, step_of=step_of)
+    list(block_rounds(runner, GREEDY))
+    assert {levels for levels, _ in steps} == {4, 7}
+    for levels in (4, 7):
+        for rows in (levels, levels + block_rows - 7):
+            found = {kind(count * rows) for each, count in steps if each == levels}
+            assert found >= {kind(count * rows) for count in range(1, 41)}
 
 
 def test_shapes_hold_every_round_that_may_be_asked_for():

@@ -80,14 +80,18 @@ def checked(draft=BLOCK, **values):
     return of_checkpoint(drafting_of(speculation, has_graphs=True), speculation, draft)
 
 
-def test_a_block_draft_proposes_the_same_number_in_every_round(caplog):
-    assert checked() == Drafting(5)  # of blocks of 6 rows, whose first one proposes nothing
-    assert checked(replace(BLOCK, anchor_proposes=True)) == Drafting(6)
-    assert checked(replace(BLOCK, block_size=16)) == Drafting(8)
-    assert checked(num_speculative_tokens=2, adaptive=False) == Drafting(2)
+def test_a_block_draft_proposes_as_many_tokens_as_pay_or_a_fixed_number(caplog):
+    fixed = {"adaptive": False}
+    assert checked(**fixed) == Drafting(5)  # of blocks of 6 rows, whose first one proposes nothing
+    assert checked(replace(BLOCK, anchor_proposes=True), **fixed) == Drafting(6)
+    assert checked(replace(BLOCK, block_size=16), **fixed) == Drafting(8)
+    assert checked(acceptance="rejection") == Drafting(5)
+    assert checked() == checked(adaptive=True) == Drafting(5, is_adaptive=True)
     with caplog.at_level(logging.INFO, "specdec"):
-        checked(num_speculative_tokens=3)
+        assert checked(num_speculative_tokens=3, **fixed) == Drafting(3)
+        assert checked(num_speculative_tokens=2) == Drafting(2, is_adaptive=True)
     assert "a dflash draft proposes 3 tokens for every request, in one pass" in caplog.text
+    assert "a dflash draft proposes up to 2 tokens, as it pays, in one pass" in caplog.text
     assert [block_rows(BLOCK, K) for K in (0, 1, 5)] == [0, 2, 6]
     assert block_rows(replace(BLOCK, anchor_proposes=True), 5) == 5
     assert block_rows(None, 5) == 0
@@ -98,7 +102,6 @@ def test_a_block_draft_proposes_the_same_number_in_every_round(caplog):
     [
         ({"num_speculative_tokens": 6}, "=6: .* blocks of 6 rows proposes at most 5$"),
         ({"num_speculative_tokens": 4, "top_k": 3}, "^top_k=3: .* EAGLE heads only"),
-        ({"adaptive": True}, "^adaptive=True: a dflash draft proposes as many"),
         ({"draft_confidence_threshold": 0.2}, "^draft_confidence_threshold=0.2: .* spare nothing"),
     ],
 )

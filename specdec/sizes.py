@@ -204,7 +204,12 @@ class EngineSizes:
 
     @property
     def num_draft_tree_blocks(self) -> int:
-        """Count the blocks for the draft's levels but the first, whose rows are committed pairs."""
+        """Count the blocks for the draft's levels but the first, whose rows are committed pairs.
+
+        A draft that proposes blocks runs no rows of nodes.
+        """
+        if self.block_rows:
+            return 0
         rows = self.widest.width * (self.widest.levels - 1)
         return -(-self.max_tree_requests * rows // BLOCK_SIZE)
 

@@ -60,13 +60,13 @@ class Bench:
         eagle = self.pair.eagle
         if eagle is None or not isinstance(eagle.config, BlockConfig):
             return
-        check_number(max(self.ks), eagle.config)
-        for name in ("trees", "thresholds"):
-            if getattr(self.options, name) is not None:
-                why = "trees, and drafts that stop, come from EAGLE heads only"
-                raise ValueError(
-                    f"--{name} with a {eagle.config.method} draft: {why}: leave it out"
-                )
+        trees = self.options.trees or ()
+        check_number(max(*self.ks, *(tree.num_levels for tree in trees), 0), eagle.config)
+        if self.options.thresholds is not None:
+            why = "drafts that stop come from EAGLE heads only"
+            raise ValueError(
+                f"--thresholds with a {eagle.config.method} draft: {why}: leave it out"
+            )
 
     @property
     def batches(self) -> Sequence[int]:

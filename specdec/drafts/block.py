@@ -9,6 +9,9 @@ do not see each other's choices else, so all of them get their logits by one pro
 The markov head is applied to all ids. Greedy drafts are the best over its tiles, to which what the
 head says is added; where drafts are drawn, their logits are written.
 
+A row serves all nodes of its depth in a tree: they have its logits, a DSpark draft's after what the
+head says of each node.
+
 If the number of drafts adapts, a step may run shorter blocks, or none (PLAIN), and drafts have
 probabilities, with which the confidence head has a say.
 """
@@ -34,7 +37,7 @@ from specdec.rounds.level import DraftLevel
 from specdec.rounds.propose import launch_write_nodes, write_level
 from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Proposal, Step
-from specdec.sizes import EngineSizes, chain
+from specdec.sizes import EngineSizes
 
 
 @dataclass(eq=False, kw_only=True)
@@ -110,14 +113,15 @@ class BlockDrafter:
         hidden_BRD = hidden_XD.view(num_reqs, rows, -1)
         hidden_KBD = hidden_BRD[:, self.sizes.anchor_rows :].transpose(0, 1).contiguous()
         said = self._said(hidden_KBD, buffers.block_ids[:X].view(num_reqs, rows)[:, 0])
-        if not is_drawn and model.markov_head is None and use_triton(hidden_XD):
+        is_chain = not self.sizes.shape_of(1).is_wide
+        if is_chain and not is_drawn and model.markov_head is None and use_triton(hidden_XD):
             self._propose_best(hidden_KBD, said)
             return
         logits_XW = model.logits(hidden_KBD.flatten(0, 1))
         for level in range(len(hidden_KBD)):
             logits_BW = logits_XW[level * num_reqs :][:num_reqs]
-            feature_Br, confidence_B = next(said)
-            self._write(logits_BW, feature_Br, self._level(level, confidence_B), is_drawn)
+            feature_Xr, confidence_X = next(said)
+            self._write(logits_BW, feature_Xr, self._level(level, confidence_X), is_drawn)
 
     def _propose_best(
         self, hidden_KBD: Tensor, said: Iterator[tuple[Tensor | None, Tensor | None]]
@@ -136,44 +140,55 @@ class BlockDrafter:
     def _said(
         self, hidden_KBD: Tensor, token_B: Tensor
     ) -> Iterator[tuple[Tensor | None, Tensor | None]]:
-        """Yield what markov_w2 reads, and confidences, level by level.
+        """Yield what markov_w2 reads, and confidences, level by level, of the rows with children.
 
         Each level is asked for once the tokens before it are written. token: the anchors
         """
-        head, confidence_head, state_Br = self.model.markov_head, self.model.confidence_head, None
+        head, confidence_head, state_Xr = self.model.markov_head, self.model.confidence_head, None
+        token_X, X = token_B, len(token_B) * self.sizes.shape_of(1).width
         for hidden_BD in hidden_KBD:
-            e_Br = feature_Br = confidence_B = None
+            hidden_XD = _spread(hidden_BD, len(token_X))
+            e_Xr = feature_Xr = confidence_X = None
             if head is not None:
-                e_Br = head.markov_w1(token_B)
-                feature_Br, state_Br = head(e_Br, hidden_BD, state_Br)
+                e_Xr = head.markov_w1(token_X)
+                feature_Xr, state_Xr = head(e_Xr, hidden_XD, state_Xr)
             if confidence_head is not None and self.calibration is not None:
-                confidence_B = confidence_head(hidden_BD, e_Br)
-            yield feature_Br, confidence_B
-            token_B = self.buffers.draft_last_tokens[: len(token_B)]
+                confidence_X = confidence_head(hidden_XD, e_Xr)
+            yield feature_Xr, confidence_X
+            token_X = self.buffers.draft_last_tokens[:X]
+            if state_Xr is not None and len(token_B) < X:
+                state_Xr = state_Xr[self.buffers.candidates.parent_rows[:X]]
 
     def _write(
-        self, logits_BW: Tensor, feature_Br: Tensor | None, to: DraftLevel, is_drawn: bool
+        self, logits_BW: Tensor, feature_Xr: Tensor | None, to: DraftLevel, is_drawn: bool
     ) -> None:
-        """Write a level's drafts. logits: of the head alone"""
+        """Write a level's drafts. logits: of the head alone, for all rows of a request"""
         head = self.model.markov_head
-        if head is not None and feature_Br is not None:
-            bias = feature_Br, head.markov_w2.weight
-            if not is_drawn and use_triton(logits_BW):
+        logits_XW = _spread(logits_BW, len(logits_BW) * to.rows_per_req)
+        if head is not None and feature_Xr is not None:
+            bias = feature_Xr, head.markov_w2.weight
+            if to.width == 1 and not is_drawn and use_triton(logits_BW):
                 has_sums = self.calibration is not None
                 maxima = launch_tile_maxima(*bias, has_sums=has_sums, addend_TV=logits_BW)
                 launch_write_nodes(maxima, to)
                 return
-            logits_BW = logits_BW + linear(*bias, out_dtype=logits_BW.dtype)
-        write_level(logits_BW, to, perturbation(to, self.rule, logits_BW) if is_drawn else None)
+            logits_XW = logits_XW + linear(*bias, out_dtype=logits_XW.dtype)
+        write_level(logits_XW, to, perturbation(to, self.rule, logits_XW) if is_drawn else None)
 
     def _level(self, level: int, confidence_B: Tensor | None) -> DraftLevel:
         return DraftLevel(
             buffers=self.buffers,
             state=self.state,
             level=level,
-            shape=chain(self.sizes.num_speculative_tokens),
+            shape=self.sizes.shape_of(1),
             d2t_W=self.d2t,
             max_model_len=self.sizes.max_model_len,
             calibration=self.calibration,
             confidence_B=confidence_B,
         )
+
+
+def _spread(of_requests: Tensor, num_rows: int) -> Tensor:
+    """Repeat what requests have for each of their rows."""
+    each = num_rows // len(of_requests)
+    return of_requests if each == 1 else of_requests.repeat_interleave(each, dim=0)

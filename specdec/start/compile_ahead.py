@@ -103,8 +103,9 @@ def forwards(runner: Runner) -> Iterator[Step]:
         most = sizes.max_num_seqs * sizes.block_rows
         blocks = {length + sizes.anchor_rows: chain(length) for length in sizes.chain_lengths}
         for rows, count, keys in attention_cuts(runner, blocks, most):
-            verified = PLAIN if sizes.is_adaptive else blocks[rows]
-            yield round_of(runner, count, verified, next_shape=blocks[rows], longest=keys)
+            shape = PLAIN if sizes.is_adaptive else sizes.shape_of(1)
+            next_shape = blocks[rows] if sizes.is_adaptive else shape
+            yield round_of(runner, count, shape, next_shape=next_shape, longest=keys)
     if launch_plan.PROMPT_MORE_THAN is not None:  # whatever the query heads of a kv head
         yield chunk(runner, launch_plan.PROMPT_MORE_THAN + 1, 1)
     yield from shared_rounds(runner)
@@ -230,8 +231,8 @@ def request_counts(runner: Runner, query_len: int) -> Iterable[int]:
     each = [query_len]
     if query_len > 1 and tree is not None:
         each.append(tree.top_k)
-    if query_len > 1 and runner.sizes.block_rows:
-        each.append(query_len - 1)  # the rows of a block that propose
+    if query_len > 1 and runner.sizes.block_rows:  # the rows of a block, and those that propose
+        each += (query_len - 1,) if tree is None else (tree.num_levels, tree.num_levels + 1)
     return dict.fromkeys(count for rows in each for count in (*counts_by_kind(rows, most), most))
 
 

@@ -103,20 +103,15 @@ def of_checkpoint(
 
 
 def _of_block(drafting: Drafting, speculation: SpeculativeConfig, draft: BlockConfig) -> Drafting:
-    """Draft a block in every round; if the number adapts, half of one or none, as it pays."""
+    """Draft a block in every round, or a tree from it; if it adapts, half of one or none."""
     given, kind = speculation.num_speculative_tokens, f"a {draft.method} draft"
     if isinstance(given, int):
         check_number(given, draft)
-    refused = {
-        "top_k": (speculation.has_fixed_tree, "draft trees come from EAGLE heads only"),
-        "draft_confidence_threshold": (
-            bool(speculation.draft_confidence_threshold),
-            f"{kind} proposes all its tokens in one pass, and stopping would spare nothing",
-        ),
-    }
-    for name, (is_given, why) in refused.items():
-        if is_given:
-            raise ValueError(f"{name}={getattr(speculation, name)!r}: {why}: leave it out")
+    if threshold := speculation.draft_confidence_threshold:
+        why = f"{kind} proposes all its tokens in one pass, and stopping would spare nothing"
+        raise ValueError(f"draft_confidence_threshold={threshold!r}: {why}: leave it out")
+    if speculation.has_fixed_tree:
+        return drafting
     number = given if isinstance(given, int) else min(draft.max_drafts, MOST_LEVELS)
     most = f"{number} tokens for every request"
     if drafting.is_adaptive:

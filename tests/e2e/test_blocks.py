@@ -18,7 +18,7 @@ from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.scheduling.costs import StepCosts
 from specdec.scheduling.planner import RoundPlan
-from specdec.sizes import PLAIN, EngineSizes, chain
+from specdec.sizes import PLAIN, EngineSizes, TreeShape, chain
 from specdec.start.load import assemble
 from specdec.start.speculation import block_rows
 from tests.block_pair import write_bigrams
@@ -234,6 +234,52 @@ def test_a_prefix_that_plain_rounds_left_serves_later_blocks(adapting, prompts, 
     assert rounds_of(found[0]) == rounds_of(found[1])
 
 
+# --- trees
+
+
+TREE = TreeShape(num_levels=5, top_k=3, num_nodes=11)
+
+
+@pytest.fixture(scope="session")
+def tree_llm(draft_at):
+    """tree_llm(kind, **options): an engine that drafts a tree from each block."""
+
+    def build(kind, **options):
+        chosen = {"model": str(draft_at(kind)), "num_speculative_tokens": TREE.num_levels}
+        chosen |= {"top_k": TREE.top_k, "num_draft_tokens": TREE.num_nodes}
+        return LLM("demo", chosen, **SIZES | options)
+
+    return build
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind, options", [(kind, {}) for kind in KINDS] + [("dspark", each) for each in OPTIONS[2:]]
+)
+def test_texts_are_those_of_plain_decoding_with_trees(tree_llm, plain, prompts, kind, options):
+    llm = tree_llm(kind, **options)
+    assert texts(llm, prompts, 16) == plain[:16]
+    assert llm.engine.runner.num_tree_rounds > 3
+    assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FEW)
+def test_the_draft_cache_has_no_hole_after_rounds_of_trees(
+    tree_llm, block_llm, prompts, greedy, kind
+):
+    of_trees, scratch = tree_llm(kind, max_num_seqs=1), block_llm(kind, max_num_seqs=1)
+    [output] = of_trees.generate(prompts[:1], greedy(60), use_tqdm=False)
+    tokens = prompts[0] + output.outputs[0].token_ids
+    scratch.generate([tokens[:-1]], greedy(1), use_tqdm=False)
+    rows = [
+        llm.engine.runner.draft_cache.transpose(3, 4).flatten(2, 3)[:, :, : len(tokens) - 1]
+        for llm in (of_trees, scratch)
+    ]
+    assert torch.equal(*rows)
+    assert output.stats.num_rounds < 45
+
+
 def rounds_of(output):
     return [(list(each.draft_tokens), each.num_accepted) for each in output.stats.rounds]
 
@@ -375,7 +421,7 @@ def test_oracle_blocks_are_accepted_and_garbage_is_not(
 # --- graphs
 
 
-def build(kind, backend, is_eager=False, dtype=torch.float32, K=5, is_adaptive=False):
+def build(kind, backend, is_eager=False, dtype=torch.float32, K=5, is_adaptive=False, tree=None):
     device = torch.device("cpu" if backend == "tape" else "cuda")
     captures = None if is_eager else TapeBackend() if backend == "tape" else CudaBackend(device)
     directory = demo_directory("target")
@@ -388,6 +434,7 @@ def build(kind, backend, is_eager=False, dtype=torch.float32, K=5, is_adaptive=F
         num_kv_blocks=12,
         num_speculative_tokens=K,
         is_adaptive=is_adaptive,
+        tree=tree,
         block_rows=block_rows(draft.config, K),
     )
     graphs = GraphConfig(request_sizes=(2, 4), token_sizes=(48,))
@@ -414,17 +461,17 @@ BACKENDS = ["tape", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("adapts", [False, True])
+@pytest.mark.parametrize("way", [{}, {"is_adaptive": True}, {"tree": TREE}])
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])
-def test_graphs_change_no_token_and_no_draft(draft_at, prompts, greedy, backend, kind, adapts):
-    """Batches shrink as requests end, and some are drawn. adapts: rows and blocks vary"""
+def test_graphs_change_no_token_and_no_draft(draft_at, prompts, greedy, backend, kind, way):
+    """Batches shrink as requests end, and some are drawn."""
     lengths = (9, 14, 18, 12, 6)
     asked = [
         (prompts[i], greedy(n) if i % 2 else dataclasses.replace(mixed(7), max_tokens=n))
         for i, n in enumerate(lengths)
     ]
     for dtype in DTYPES[backend]:
-        how = {"dtype": dtype, "is_adaptive": adapts}
+        how = {"dtype": dtype, **way}
         captured = build(draft_at(kind), backend, **how)
         found = run(captured, asked)
         assert found == run(build(draft_at(kind), backend, is_eager=True, **how), asked)
@@ -433,7 +480,7 @@ def test_graphs_change_no_token_and_no_draft(draft_at, prompts, greedy, backend,
         for family in of_rounds:
             assert counters[family].replays[CUDAGraphMode.FULL] > 3, family
         assert "draft_extend" not in counters
-        alone = of_rounds[1:] if adapts else ()  # without prompts all are replayed
+        alone = of_rounds[1:] if "is_adaptive" in way else ()  # without prompts all are replayed
         modes = {kind.mode for family in alone for kind in counters[family].batches}
         assert CUDAGraphMode.NONE not in modes
 

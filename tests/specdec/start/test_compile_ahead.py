@@ -14,7 +14,7 @@ from specdec.passes.captured import shared_shapes
 from specdec.requests.params import GREEDY
 from specdec.rounds.logprobs import ROWS_AT_ONCE
 from specdec.scheduling.work import PromptPart
-from specdec.sizes import PLAIN, EngineSizes
+from specdec.sizes import PLAIN, EngineSizes, TreeShape
 from specdec.start.compile_ahead import (
     DRAWN,
     FLAGS,
@@ -47,6 +47,11 @@ def test_each_kind_of_row_count_is_compiled_ahead(max_num_seqs, query_len):
         sizes.block_rows = query_len
         counts = list(request_counts(SimpleNamespace(sizes=sizes), query_len))
         for rows in (query_len - 1, query_len):
+            every = {kind(count * rows) for count in range(1, max_num_seqs + 1)}
+            assert {kind(count * rows) for count in counts} >= every
+        sizes.tree = TreeShape(num_levels=3, top_k=5, num_nodes=query_len - 1)
+        counts = list(request_counts(SimpleNamespace(sizes=sizes), query_len))
+        for rows in (3, 4, 5, query_len):
             every = {kind(count * rows) for count in range(1, max_num_seqs + 1)}
             assert {kind(count * rows) for count in counts} >= every
 

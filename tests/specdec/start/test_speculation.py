@@ -7,6 +7,7 @@ import pytest
 
 from specdec import SpeculativeConfig
 from specdec.config import EngineConfig
+from specdec.sizes import TreeShape
 from specdec.speculative_config import METHODS
 from specdec.start.runners import check_method, refuse_pieces
 from specdec.start.speculation import (
@@ -92,6 +93,9 @@ def test_a_block_draft_proposes_as_many_tokens_as_pay_or_a_fixed_number(caplog):
         assert checked(num_speculative_tokens=2) == Drafting(2, is_adaptive=True)
     assert "a dflash draft proposes 3 tokens for every request, in one pass" in caplog.text
     assert "a dflash draft proposes up to 2 tokens, as it pays, in one pass" in caplog.text
+    tree = TreeShape(num_levels=4, top_k=3, num_nodes=9)
+    of_tree = {"num_speculative_tokens": 4, "top_k": 3, "num_draft_tokens": 9}
+    assert checked(**of_tree) == Drafting(4, tree=tree)
     assert [block_rows(BLOCK, K) for K in (0, 1, 5)] == [0, 2, 6]
     assert block_rows(replace(BLOCK, anchor_proposes=True), 5) == 5
     assert block_rows(None, 5) == 0
@@ -101,7 +105,7 @@ def test_a_block_draft_proposes_as_many_tokens_as_pay_or_a_fixed_number(caplog):
     "values, words",
     [
         ({"num_speculative_tokens": 6}, "=6: .* blocks of 6 rows proposes at most 5$"),
-        ({"num_speculative_tokens": 4, "top_k": 3}, "^top_k=3: .* EAGLE heads only"),
+        ({"num_speculative_tokens": 6, "top_k": 3}, "=6: .* blocks of 6 rows proposes at most 5$"),
         ({"draft_confidence_threshold": 0.2}, "^draft_confidence_threshold=0.2: .* spare nothing"),
     ],
 )

@@ -127,7 +127,7 @@ class EngineSizes:
     # None: all drafts are chains; with is_adaptive they are chains or trees, from step to step
     tree: TreeShape | None = None
     # of a draft that proposes a block in one pass: K, and one if the anchor's proposes nothing; 0:
-    # it drafts level by level
+    # it drafts level by level. With is_adaptive some blocks are shorter
     block_rows: int = 0
 
     def __post_init__(self) -> None:
@@ -160,6 +160,14 @@ class EngineSizes:
         if self.tree is None or (self.is_adaptive and not is_wide):
             return chain(self.num_speculative_tokens)
         return self.tree.of(num_reqs).drafts
+
+    @property
+    def chain_lengths(self) -> tuple[int, ...]:
+        """List how many tokens a chain may have: K; if it adapts, any number, or half a block."""
+        K = self.num_speculative_tokens
+        if not self.is_adaptive:
+            return (K,)
+        return tuple(sorted({-(-K // 2), K})) if self.block_rows else tuple(range(1, K + 1))
 
     @property
     def query_len(self) -> int:
@@ -196,7 +204,12 @@ class EngineSizes:
 
     @property
     def num_draft_tree_blocks(self) -> int:
-        """Count the blocks for the draft's levels but the first, whose rows are committed pairs."""
+        """Count the blocks for the draft's levels but the first, whose rows are committed pairs.
+
+        A draft that proposes blocks runs no rows of nodes.
+        """
+        if self.block_rows:
+            return 0
         rows = self.widest.width * (self.widest.levels - 1)
         return -(-self.max_tree_requests * rows // BLOCK_SIZE)
 

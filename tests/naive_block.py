@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tests.naive_eagle import Scores, draft_ids, greedy, target_features
+from tests.naive_tree import GREEDY, DraftRow, Sampling, Shape, Tree, draft_tree
 from tests.reference import (
     Reference,
     Weights,
@@ -102,6 +103,38 @@ def propose(
                 float(linear(weights, "confidence_head.proj", read, True).sigmoid())
             )
     return found
+
+
+@torch.no_grad()
+def propose_tree(
+    cfg: Any,
+    weights: Weights,
+    tokens: Sequence[int],
+    features_TE: Tensor,
+    shape: Shape,
+    sampling: Sampling = GREEDY,
+) -> Tree:
+    """Grow a tree after x_0 .. x_n from one block, whose rows serve all nodes of their depth."""
+    ids_W = draft_ids(cfg, weights)
+    ids = [tokens[-1], *[cfg.mask_token_id] * (shape.num_levels - cfg.anchor_proposes)]
+    hidden_RD = backbone(cfg, weights, ids, features_TE)
+    hidden_KD = hidden_RD if cfg.anchor_proposes else hidden_RD[1:]
+
+    def row(depth: int, token: int, state_r: Tensor | None) -> DraftRow:
+        """What a node of this depth has for its children; the root's is 0."""
+        logits_W, h_D = linear(weights, "lm_head", hidden_KD[depth]), hidden_KD[depth]
+        e_r = weights["markov_head.markov_w1.weight"][token] if cfg.markov else None
+        bias_W, state_r = markov(cfg, weights, e_r, h_D, state_r)
+        biased_W = logits_W if bias_W is None else logits_W + bias_W
+        return DraftRow(biased_W, torch.tensor(depth), {"state": state_r})
+
+    def step(above: DraftRow, token: int) -> DraftRow:
+        return row(int(above.hidden_1X) + 1, token, above.cache["state"])
+
+    def scores(logits_W: Tensor, depth: int) -> Tensor:
+        return sampling.perturbed(logits_W, len(tokens) + depth - 1, ids_W)
+
+    return draft_tree(row(0, tokens[-1], None), step, scores, ids_W, shape)
 
 
 def markov(

@@ -58,7 +58,9 @@ def at_random(llm: LLM, chance: random.Random, share: float = 0.5) -> None:
         if coming.tree is not None and chance.random() < 0.5:
             return RoundPlan(num_requests, coming.tree)
         rows = num_requests + chance.randint(0, num_requests * most)
-        return RoundPlan(rows, chain(chance.choice([0, 0, chance.randint(0, most)])))
+        levels = chance.choice([0, 0, chance.randint(0, most)])
+        lengths = (0, *llm.sizes.chain_lengths)
+        return RoundPlan(rows, chain(next(each for each in lengths if each >= levels)))
 
     def stop(threshold: float) -> None:
         by_chance = chance.choice([0.0, 0.1, 0.5, 1.0])

@@ -60,13 +60,13 @@ class Bench:
         eagle = self.pair.eagle
         if eagle is None or not isinstance(eagle.config, BlockConfig):
             return
-        check_number(max(self.ks), eagle.config)
-        for name in ("trees", "thresholds"):
-            if getattr(self.options, name) is not None:
-                why = "trees, and drafts that stop, come from EAGLE heads only"
-                raise ValueError(
-                    f"--{name} with a {eagle.config.method} draft: {why}: leave it out"
-                )
+        trees = self.options.trees or ()
+        check_number(max(*self.ks, *(tree.num_levels for tree in trees), 0), eagle.config)
+        if self.options.thresholds is not None:
+            why = "drafts that stop come from EAGLE heads only"
+            raise ValueError(
+                f"--thresholds with a {eagle.config.method} draft: {why}: leave it out"
+            )
 
     @property
     def batches(self) -> Sequence[int]:
@@ -87,9 +87,9 @@ class Bench:
         return found
 
     def auto(self, eagle: LoadedEagle) -> Drafting:
-        """Draft as many tokens as pay, or a whole block."""
+        """Draft as many tokens as pay."""
         if isinstance(eagle.config, BlockConfig):
-            return Drafting(min(eagle.config.max_drafts, MOST_LEVELS))
+            return Drafting(min(eagle.config.max_drafts, MOST_LEVELS), is_adaptive=True)
         adaptive = Drafting(MOST_LEVELS, True, AUTO_TREE, confidence_threshold=None)
         return of_draft(adaptive, eagle.config.draft_vocab_size)
 

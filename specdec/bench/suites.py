@@ -160,18 +160,20 @@ def trees(bench: Bench) -> Iterator[Row]:
     K is a tree's number of levels, and its rows are those that a request verifies in a round.
     Drafts stop in the longest chain and in the trees, at thresholds that stop never (below 0: what
     the decisions cost), now and then, and after one level almost always (what levels cost that were
-    stopped).
+    stopped). Blocks have no level at which they could stop.
     """
     eagle = bench.pair.eagle
-    if eagle is None or isinstance(eagle.config, BlockConfig):  # no block is a tree, or stops
+    if eagle is None:
         return
     shapes = SHAPES if bench.options.trees is None else bench.options.trees
+    if is_block := isinstance(eagle.config, BlockConfig):
+        shapes = [tree for tree in shapes if tree.num_levels <= eagle.config.max_drafts]
     chains = [Drafting(K) for K in bench.ks if K > 0]
     stopping = [*chains[-1:], *(Drafting(tree.num_levels, tree=tree) for tree in shapes)]
     plain: Plain = {}
     for drafting in (*chains[:-1], *stopping):
         yield from _tree_rows(bench, drafting, plain)
-        if drafting in stopping:
+        if drafting in stopping and not is_block:
             yield from _tree_rows(bench, replace(drafting, confidence_threshold=THRESHOLD), plain)
 
 

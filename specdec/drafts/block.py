@@ -12,6 +12,12 @@ head says is added; where drafts are drawn, their logits are written.
 A selector (DFlash2) is applied to the best tokens of each row alone. Under "exact" these are the
 best of logits + temperature * noise, since the noise of a draft is known before the draft is. Under
 p/q they are the best of the logits, so that drafts have a law, in which no other token is likely.
+
+A row serves all nodes of its depth in a tree: they have its logits, a DSpark draft's after what the
+head says of each node.
+
+If the number of drafts adapts, a step may run shorter blocks, or none (PLAIN), and drafts have
+probabilities, with which the confidence head has a say.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +42,7 @@ from specdec.rounds.level import DraftLevel
 from specdec.rounds.propose import launch_write_nodes, write_level
 from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Proposal, Step
-from specdec.sizes import EngineSizes, chain
+from specdec.sizes import EngineSizes
 
 
 @dataclass(eq=False, kw_only=True)
@@ -45,7 +51,7 @@ class BlockDrafter:
 
     d2t: [W] target id of every draft id, or None where the vocabularies are equal
     graphs: as the EAGLE drafter has them; prefill extends the KV alone, decode proposes
-    rule: of acceptance
+    rule: of acceptance. calibration: see rounds/level.py
     """
 
     model: BlockModel
@@ -56,6 +62,7 @@ class BlockDrafter:
     graphs: DraftGraphs
     rule: str
     sizes: EngineSizes
+    calibration: Tensor | None = None
 
     def extend(self, step: Step) -> None:
         """Cache the context's keys and values of the step's rows."""
@@ -67,14 +74,14 @@ class BlockDrafter:
             self._extend(how.descriptor.num_tokens)
 
     def propose(self, step: Step) -> None:
-        """Write all drafts of the round."""
+        """Write all drafts of the round, by blocks of as many rows as these need."""
         how = step.passes.draft_decode
         assert how is not None, step
         if how.mode is CUDAGraphMode.FULL:
             self.graphs.decode.run_fullgraph(how.descriptor)
         else:
-            most = step.max_seq_len + self.sizes.block_rows
-            blocks = self.contexts.block_rows(step.num_reqs, most, how)
+            rows = self._rows(step.next_shape.levels)
+            blocks = self.contexts.block_rows(step.num_reqs, rows, step.max_seq_len + rows, how)
             self._propose(blocks, step.num_reqs, step.proposal.is_drawn)
 
     def captures(self) -> Captures:
@@ -87,8 +94,12 @@ class BlockDrafter:
 
     def _make_propose(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
         assert isinstance(desc.kind, Proposal), desc
-        blocks = self.contexts.dummy_block_rows(desc, warmup)
+        blocks = self.contexts.dummy_block_rows(desc, self._rows(desc.kind.block), warmup)
         return partial(self._propose, blocks, desc.num_tokens, desc.kind.is_drawn)
+
+    def _rows(self, num_levels: int) -> int:
+        """Count the rows of a request in a block that proposes this many tokens."""
+        return num_levels + self.sizes.anchor_rows
 
     def _extend(self, num_rows: int) -> None:
         buffers = self.buffers
@@ -97,41 +108,49 @@ class BlockDrafter:
 
     def _propose(self, blocks: ForwardContext, num_reqs: int, is_drawn: bool) -> None:
         """Run the rows of blocks, and write the drafts level by level."""
-        buffers, model = self.buffers, self.model
-        mask_token = model.config.mask_token_id
-        fill_blocks(buffers, self.state, num_reqs, mask_token, self.sizes.max_model_len)
+        buffers, model, X = self.buffers, self.model, blocks.num_tokens
+        rows = X // num_reqs
+        laid_out = num_reqs, rows, model.config.mask_token_id, self.sizes.max_model_len
+        fill_blocks(buffers, self.state, *laid_out)
         with set_forward_context(blocks):
-            hidden_XD = model(buffers.block_ids[: blocks.num_tokens])
+            hidden_XD = model(buffers.block_ids[:X])
         # the rows that propose, level by level
-        hidden_BRD = hidden_XD.view(num_reqs, self.sizes.block_rows, -1)
+        hidden_BRD = hidden_XD.view(num_reqs, rows, -1)
         hidden_KBD = hidden_BRD[:, self.sizes.anchor_rows :].transpose(0, 1).contiguous()
+        anchor_B = buffers.block_ids[:X].view(num_reqs, rows)[:, 0]
         if model.candidate_selector is not None:
-            self._propose_selected(hidden_KBD, model.candidate_selector, is_drawn)
+            self._propose_selected(hidden_KBD, model.candidate_selector, anchor_B, is_drawn)
             return
-        if not is_drawn and model.markov_head is None and use_triton(hidden_XD):
-            self._propose_best(hidden_KBD)
+        said = self._said(hidden_KBD, anchor_B)
+        is_chain = not self.sizes.shape_of(1).is_wide
+        if is_chain and not is_drawn and model.markov_head is None and use_triton(hidden_XD):
+            self._propose_best(hidden_KBD, said)
             return
         logits_XW = model.logits(hidden_KBD.flatten(0, 1))
-        features = self._features(hidden_KBD)
         for level in range(len(hidden_KBD)):
             logits_BW = logits_XW[level * num_reqs :][:num_reqs]
-            self._write(logits_BW, next(features), self._level(level), is_drawn)
+            feature_Xr, confidence_X = next(said)
+            self._write(logits_BW, feature_Xr, self._level(level, confidence_X), is_drawn)
 
-    def _propose_best(self, hidden_KBD: Tensor) -> None:
+    def _propose_best(
+        self, hidden_KBD: Tensor, said: Iterator[tuple[Tensor | None, Tensor | None]]
+    ) -> None:
         """Write greedy drafts that depend on no other, without their logits."""
-        model = self.model
+        model, has_sums = self.model, self.calibration is not None
         head = hidden_KBD.flatten(0, 1), model.lm_head.weight
-        best, ids, _ = launch_tile_maxima(*head, factor=model.logits_factor)
+        maxima = launch_tile_maxima(*head, has_sums=has_sums, factor=model.logits_factor)
         B = hidden_KBD.shape[1]
         for level in range(len(hidden_KBD)):
             here = slice(level * B, (level + 1) * B)
-            launch_write_nodes(TileMaxima(best[:, here], ids[:, here]), self._level(level))
+            of_level = TileMaxima(*(each[:, here] for each in maxima if each is not None))
+            _, confidence_B = next(said)
+            launch_write_nodes(of_level, self._level(level, confidence_B))
 
     def _propose_selected(
-        self, hidden_KBD: Tensor, selector: CandidateSelector, is_drawn: bool
+        self, hidden_KBD: Tensor, selector: CandidateSelector, token_B: Tensor, is_drawn: bool
     ) -> None:
-        """Write drafts that a selector chooses."""
-        hidden_XD, B = hidden_KBD.flatten(0, 1), hidden_KBD.shape[1]
+        """Write drafts that a selector chooses. token: the anchors"""
+        hidden_XD, B = hidden_KBD.flatten(0, 1), len(token_B)
         logits_XW = self.model.logits(hidden_XD)
         has_law = is_drawn and self.rule != "exact"
         noise = None
@@ -139,7 +158,6 @@ class BlockDrafter:
             noise = perturbation_of_block(self._level(0), logits_XW)
         scores_kX, ids_kX = best_candidates(logits_XW, selector.top_k, noise)
         projected_Xs = selector.hidden_projection(hidden_XD)
-        token_B = self._anchors(B)
         for level in range(len(hidden_KBD)):
             here, to = slice(level * B, (level + 1) * B), self._level(level)
             scores_kB, ids_kB = scores_kX[:, here], ids_kX[:, here]
@@ -152,43 +170,58 @@ class BlockDrafter:
                 write_level(logits_BW, to, draw)
             token_B = self.buffers.draft_last_tokens[:B]
 
-    def _anchors(self, num_reqs: int) -> Tensor:
-        """List the last sampled tokens of the batch slots."""
-        return self.buffers.block_ids.view(-1, self.sizes.block_rows)[:num_reqs, 0]
+    def _said(
+        self, hidden_KBD: Tensor, token_B: Tensor
+    ) -> Iterator[tuple[Tensor | None, Tensor | None]]:
+        """Yield what markov_w2 reads, and confidences, level by level, of the rows with children.
 
-    def _features(self, hidden_KBD: Tensor) -> Iterator[Tensor | None]:
-        """Yield what markov_w2 reads, level by level, once the token before is written."""
-        head = self.model.markov_head
-        B = hidden_KBD.shape[1]
-        token_B = self._anchors(B)
-        state_Br = None
+        Each level is asked for once the tokens before it are written. token: the anchors
+        """
+        head, confidence_head, state_Xr = self.model.markov_head, self.model.confidence_head, None
+        token_X, X = token_B, len(token_B) * self.sizes.shape_of(1).width
         for hidden_BD in hidden_KBD:
-            if head is None:
-                yield None
-                continue
-            feature_Br, state_Br = head(token_B, hidden_BD, state_Br)
-            yield feature_Br
-            token_B = self.buffers.draft_last_tokens[:B]
+            hidden_XD = _spread(hidden_BD, len(token_X))
+            e_Xr = feature_Xr = confidence_X = None
+            if head is not None:
+                e_Xr = head.markov_w1(token_X)
+                feature_Xr, state_Xr = head(e_Xr, hidden_XD, state_Xr)
+            if confidence_head is not None and self.calibration is not None:
+                confidence_X = confidence_head(hidden_XD, e_Xr)
+            yield feature_Xr, confidence_X
+            token_X = self.buffers.draft_last_tokens[:X]
+            if state_Xr is not None and len(token_B) < X:
+                state_Xr = state_Xr[self.buffers.candidates.parent_rows[:X]]
 
     def _write(
-        self, logits_BW: Tensor, feature_Br: Tensor | None, to: DraftLevel, is_drawn: bool
+        self, logits_BW: Tensor, feature_Xr: Tensor | None, to: DraftLevel, is_drawn: bool
     ) -> None:
-        """Write a level's drafts. logits: of the head alone"""
+        """Write a level's drafts. logits: of the head alone, for all rows of a request"""
         head = self.model.markov_head
-        if head is not None and feature_Br is not None:
-            bias = feature_Br, head.markov_w2.weight
-            if not is_drawn and use_triton(logits_BW):
-                launch_write_nodes(launch_tile_maxima(*bias, addend_TV=logits_BW), to)
+        logits_XW = _spread(logits_BW, len(logits_BW) * to.rows_per_req)
+        if head is not None and feature_Xr is not None:
+            bias = feature_Xr, head.markov_w2.weight
+            if to.width == 1 and not is_drawn and use_triton(logits_BW):
+                has_sums = self.calibration is not None
+                maxima = launch_tile_maxima(*bias, has_sums=has_sums, addend_TV=logits_BW)
+                launch_write_nodes(maxima, to)
                 return
-            logits_BW = logits_BW + linear(*bias, out_dtype=logits_BW.dtype)
-        write_level(logits_BW, to, perturbation(to, self.rule, logits_BW) if is_drawn else None)
+            logits_XW = logits_XW + linear(*bias, out_dtype=logits_XW.dtype)
+        write_level(logits_XW, to, perturbation(to, self.rule, logits_XW) if is_drawn else None)
 
-    def _level(self, level: int) -> DraftLevel:
+    def _level(self, level: int, confidence_B: Tensor | None = None) -> DraftLevel:
         return DraftLevel(
             buffers=self.buffers,
             state=self.state,
             level=level,
-            shape=chain(self.sizes.num_speculative_tokens),
+            shape=self.sizes.shape_of(1),
             d2t_W=self.d2t,
             max_model_len=self.sizes.max_model_len,
+            calibration=self.calibration,
+            confidence_B=confidence_B,
         )
+
+
+def _spread(of_requests: Tensor, num_rows: int) -> Tensor:
+    """Repeat what requests have for each of their rows."""
+    each = num_rows // len(of_requests)
+    return of_requests if each == 1 else of_requests.repeat_interleave(each, dim=0)

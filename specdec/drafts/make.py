@@ -55,6 +55,7 @@ def make_drafter(
             graphs=parts.graphs,
             rule=parts.rule,
             sizes=parts.sizes,
+            calibration=parts.calibration,
         )
     return EagleDrafter(
         model=build_draft(draft, target, longest, device, parts.exchange),

@@ -91,15 +91,14 @@ class MarkovHead(nn.Module):
         self.joint = Linear(2 * r + D, 3 * r, bias=True) if config.markov == "rnn" else None
 
     def forward(
-        self, token_B: Tensor, hidden_BD: Tensor, state_Br: Tensor | None
+        self, e_Br: Tensor, hidden_BD: Tensor, state_Br: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Return [B, r] for markov_w2, and the state for the next draft of the block.
 
-        token:  the target's ids of the tokens before
+        e:      markov_w1 of the tokens before, by the target's ids
         hidden: of the rows that propose
         state:  what the draft before returned; None for the first one
         """
-        e_Br = self.markov_w1(token_B)
         if self.gate is not None:
             gate_Br = sigmoid(self.gate(torch.cat([hidden_BD, e_Br], dim=-1)))
             return (gate_Br * e_Br.float()).to(e_Br.dtype), None

@@ -159,10 +159,11 @@ class ForwardContexts:
         how = _how(CUDAGraphMode.FULL, desc, warmup)
         return self.draft_rows(desc.num_tokens, self.max_model_len, how, of_trees)
 
-    def block_rows(self, num_reqs: int, max_seq_len: int, how: Dispatch) -> ForwardContext:
-        """Describe the blocks of requests: all rows of one see every key up to its end."""
-        buffers, rows = self.buffers, self.buffers.sizes.block_rows
-        T = num_reqs * rows
+    def block_rows(
+        self, num_reqs: int, rows: int, max_seq_len: int, how: Dispatch
+    ) -> ForwardContext:
+        """Describe blocks of so many rows: all rows of one see every key up to its end."""
+        buffers, T = self.buffers, num_reqs * rows
         group = self._query_rows(
             idx_mapping=buffers.sample_mapping[:num_reqs],
             positions=buffers.block_limits[:T],
@@ -171,11 +172,11 @@ class ForwardContexts:
         )
         return self._context_of(how, buffers.block_slots[:T], buffers.block_positions[:T], (group,))
 
-    def dummy_block_rows(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
+    def dummy_block_rows(self, desc: BatchDescriptor, rows: int, warmup: bool) -> ForwardContext:
         """Describe blocks for a full graph, which lays them out itself."""
         self.buffers.fill_padding([1] * desc.num_tokens)
         how = _how(CUDAGraphMode.FULL, desc, warmup)
-        return self.block_rows(desc.num_tokens, self.max_model_len, how)
+        return self.block_rows(desc.num_tokens, rows, self.max_model_len, how)
 
     def _with_kept_launches(self, rows: QueryRows) -> QueryRows:
         """Share prepared kernels with earlier rows of equally many slots in the same buffers.

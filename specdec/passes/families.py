@@ -11,8 +11,8 @@
 
 Where rows are shared out (EngineSizes.is_adaptive), target.decode and draft.prefill have graphs by
 requests and rows, and draft.decode is one level, replayed for each. captured.py says which sizes
-there are. A draft that proposes blocks extends its KV in draft.prefill, after rounds alone, and
-proposes in draft.decode; it has no other family.
+there are. A draft that proposes blocks extends its KV in draft.prefill, after rounds alone, plain
+ones among them, and proposes in draft.decode, with graphs of each length; it has no other family.
 
 The target's graphs end at the hidden states; its tokens are chosen after them, kernel by kernel
 unless target.choice does it. The draft chooses inside its own, so those of each Proposal are a kind
@@ -39,6 +39,7 @@ from specdec.scheduling.work import Round
 from specdec.sizes import IDLE, EngineSizes
 
 Captures = Sequence[tuple[CudaGraphManager, MakeForward]]  # what is captured, and how it is made
+ROWS_ALONE = Proposal(is_drawn=False, is_wide=False)  # of graphs after rounds that propose nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +107,13 @@ class GraphFamilies:
         B, V = round.num_reqs, round.num_verified
         if self.draft is None or round.next_shape == IDLE:
             return Passes(target=target)
-        if not round.parts and not round.next_shape.nodes and round.num_verify_rows == V:
+        is_plain = not round.parts and not round.next_shape.nodes and round.num_verify_rows == V
+        if is_plain and not self._drafts_blocks:
             assert self.draft.extend is not None, "the number of drafts is fixed"
             extend = self.draft.extend.dispatch(B, B, 1)
             return Passes(target=target, draft_prefill=extend, extends_only=True)
-        proposal = Proposal(is_drawn, round.next_shape.is_wide)
+        block = round.next_shape.levels if self._drafts_blocks else 0
+        proposal = Proposal(is_drawn, round.next_shape.is_wide, block)
         prefill = self._extending(round, proposal)
         if not round.proposes:
             # the graphs of rounds propose, wanted or not
@@ -134,7 +137,7 @@ class GraphFamilies:
         num_rows = round.shared_rows or V * P
         if round.parts:
             return prefill.dispatch(round.num_reqs, num_rows + round.num_prompt_rows, None)
-        is_ragged = round.shared_rows > 0
+        is_ragged = round.shared_rows > 0 or (self._drafts_blocks and self._sizes.is_adaptive)
         most_reqs = self._sizes.max_tree_requests if round.shape.is_wide else None
         if round.shape.is_wide and self.tree_sizes:  # beside rounds whose rows are shared out
             is_ragged = True
@@ -142,7 +145,7 @@ class GraphFamilies:
                 # padding has paths too, and there is a graph of just their rows
                 num_rows = next(n for n in self.tree_sizes if n >= V) * P
         num_each = None if is_ragged else P
-        kind = None if self._drafts_blocks else proposal
+        kind = ROWS_ALONE if self._drafts_blocks else proposal
         return prefill.dispatch(V, num_rows, num_each, kind=kind, most_reqs=most_reqs)
 
     def capture(self, captures: Captures) -> None:
@@ -211,11 +214,11 @@ class GraphFamilies:
         return self._manager("target_plain", sizes, _mode_of(self._config, "target_decode"), 1)
 
     def _draft(self) -> DraftGraphs:
-        config, P = self._config, self._sizes.path_len
-        sizes = self._rounds(P)
+        config = self._config
         if self._drafts_blocks:
-            return self._draft_of_blocks(sizes)
-        prefill = self._drafting("draft_prefill", config.modes["draft_prefill"], sizes.tokens)
+            return self._draft_of_blocks()
+        tokens = self._rounds(self._sizes.path_len).tokens
+        prefill = self._drafting("draft_prefill", config.modes["draft_prefill"], tokens)
         decode = self._drafting("draft_decode", _mode_of(config, "draft_decode"), ())
         extend = None
         if self._sizes.is_adaptive:
@@ -223,9 +226,10 @@ class GraphFamilies:
             extend = self._manager("draft_extend", plain, _full_or_none(prefill.mode), 1)
         return DraftGraphs(prefill=prefill, decode=decode, extend=extend)
 
-    def _draft_of_blocks(self, rounds: CaptureSizes) -> DraftGraphs:
+    def _draft_of_blocks(self) -> DraftGraphs:
         mode = _full_or_none(self._config.modes["draft_prefill"])
-        extended = replace(rounds, tokens=())
+        further = tuple(replace(each, kind=ROWS_ALONE) for each in self._prefills(ROWS_ALONE))
+        extended = CaptureSizes(requests=(), tokens=(), further=further)
         prefill = self._manager("draft_prefill", extended, mode, self._sizes.path_len)
         decode = self._drafting("draft_decode", _mode_of(self._config, "draft_decode"), ())
         return DraftGraphs(prefill=prefill, decode=decode, extend=None)
@@ -233,7 +237,8 @@ class GraphFamilies:
     def _drafting(self, name: str, mode: CUDAGraphMode, tokens: Sequence[int]) -> CudaGraphManager:
         """Make a family of the draft, with the graphs of each proposal. tokens: of its pieces."""
         widths = (False, True) if self.tree_sizes else (self._sizes.shape_of(1).is_wide,)
-        proposals = (Proposal(*each) for each in itertools.product((False, True), widths))
+        blocks = self._sizes.chain_lengths if self._drafts_blocks else (0,)
+        proposals = itertools.starmap(Proposal, itertools.product((False, True), widths, blocks))
         batches = self._prefills if name == "draft_prefill" else self._levels
         further = tuple(replace(each, kind=how) for how in proposals for each in batches(how))
         sizes = CaptureSizes(requests=(), tokens=tuple(tokens), further=further)
@@ -244,11 +249,13 @@ class GraphFamilies:
         sizes, P = self._sizes, self._sizes.path_len
         if not sizes.is_adaptive:
             return [BatchDescriptor(n * P, n, P) for n in self._rounds(P).requests]
-        shapes: Iterable[tuple[int, int]] = self.shapes
+        found = {*self.shapes}
         if proposal.is_wide:  # after few rows of chains, these are padded
             own = ((n, sizes.shape_of(n, is_wide=True).path_len) for n in self.tree_sizes)
             found = {(n, n * Q) for n, path_len in own for Q in (path_len, P)}
-            shapes = sorted(found, key=lambda shape: (shape[1], shape[0]))
+        elif self._drafts_blocks:
+            found |= {(n, n) for n in self.target.of_round(1).sizes.requests}
+        shapes = sorted(found, key=lambda shape: (shape[1], shape[0]))
         return [BatchDescriptor(rows, n) for n, rows in shapes]
 
     def _levels(self, proposal: Proposal) -> Iterable[BatchDescriptor]:

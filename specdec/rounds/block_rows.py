@@ -1,7 +1,8 @@
 """The rows of blocks: what a block draft runs in one pass to propose all drafts of a round.
 
 A request whose last sampled token x_n, the anchor, is at position n has rows [x_n, mask, mask, ...]
-at n, n + 1, ...: as many as its own number of drafts needs, and none beyond the context. They write
+at n, n + 1, ...: as many as the pass has for each, no more than its own number of drafts needs, and
+none beyond the context. They write
 the draft's cache slots of these positions, which later extensions and blocks overwrite before
 anything reads them, and all of them see every key up to the block's end. So a row's limit, the last
 key that it sees, is apart from its position. Rows that a request has none of are padding: position
@@ -18,13 +19,17 @@ from specdec.sizes import BLOCK_SIZE
 
 
 def fill_blocks(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, mask_token: int, max_model_len: int
+    buffers: StepBuffers,
+    state: RequestState,
+    num_reqs: int,
+    rows: int,
+    mask_token: int,
+    max_model_len: int,
 ) -> None:
-    """Lay out the rows of the first batch slots, padding included, after what was committed."""
+    """Lay out `rows` rows of the first batch slots each, padding included, after the committed."""
     if not use_triton(buffers.block_ids):
-        fill_blocks_ref(buffers, state, num_reqs, mask_token, max_model_len)
+        fill_blocks_ref(buffers, state, num_reqs, rows, mask_token, max_model_len)
         return
-    rows = buffers.sizes.block_rows
     of_state = state.last_sampled_tokens, state.num_computed_tokens, state.num_draft_tokens
     laid_out = buffers.block_ids, buffers.block_positions, buffers.block_slots, buffers.block_limits
     R, M = state.block_table.shape
@@ -68,7 +73,8 @@ def _fill_blocks_kernel(
     row = tl.where(idx < 0, R, idx)
     start = tl.load(num_computed_ptr + row)
     num_drafts = tl.load(num_drafts_ptr + row)
-    wanted = tl.where((idx >= 0) & (num_drafts > 0), num_drafts + ANCHOR_ROWS, 0)
+    wanted = tl.minimum(num_drafts + ANCHOR_ROWS, ROWS)
+    wanted = tl.where((idx >= 0) & (num_drafts > 0), wanted, 0)
     count = tl.maximum(tl.minimum(wanted, max_model_len - start), 0)
     is_live = i < count
     position = start + i
@@ -84,14 +90,19 @@ def _fill_blocks_kernel(
 
 
 def fill_blocks_ref(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, mask_token: int, max_model_len: int
+    buffers: StepBuffers,
+    state: RequestState,
+    num_reqs: int,
+    rows: int,
+    mask_token: int,
+    max_model_len: int,
 ) -> None:
-    rows = buffers.sizes.block_rows
     row_B = buffers.sample_mapping[:num_reqs]
     start_B = state.num_computed_tokens[row_B]
     drafts_B = state.num_draft_tokens[row_B]
     is_drafting_B = (row_B >= 0) & (drafts_B > 0)
-    wanted_B = torch.where(is_drafting_B, drafts_B + buffers.sizes.anchor_rows, 0)
+    own_B = (drafts_B + buffers.sizes.anchor_rows).clamp(max=rows)
+    wanted_B = torch.where(is_drafting_B, own_B, 0)
     count_B = torch.minimum(wanted_B, max_model_len - start_B).clamp(min=0)
     i_R = torch.arange(rows, device=row_B.device)
     is_live_BR = i_R < count_B[:, None]

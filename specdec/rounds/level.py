@@ -36,6 +36,8 @@ class DraftLevel:
     d2t_W: target ids of the draft's, None: the draft has the target's ids
     calibration: [2, K] factor of the odds by level, of greedy and of sampled requests, for the
         probabilities of width 1; None: it has none
+    confidence_B: [B] float32, a second estimate that a node of width 1 holds if all above it do;
+        None: there is none
     threshold: [1] of the mean vote, on the device. Below 0 all slots go on, padding too, which the
         measurement of a level's cost at the start relies on. None: no slot stops
     cut: the draft ids that this rank's head has, where others have the rest
@@ -48,6 +50,7 @@ class DraftLevel:
     d2t_W: Tensor | None
     max_model_len: int
     calibration: Tensor | None = None
+    confidence_B: Tensor | None = None
     threshold: Tensor | None = None
     cut: CutIds | None = None
 

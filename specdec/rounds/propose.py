@@ -12,6 +12,8 @@ their logits. Wider levels are in children.py. One torch twin covers both.
 Nodes of width 1 have a probability if `calibration` is given: the product over their path of the
 draft's own probability, whose odds are multiplied by a factor. For a greedy draft that is its
 softmax probability; for one drawn with noise g, that of the softmax of logits + temperature * g.
+If the draft has a confidence of its own in the level's drafts, both count alike: as the square root
+of their product.
 """
 
 from collections.abc import Callable
@@ -113,6 +115,7 @@ def launch_write_nodes(
         best if sums is None else sums,
         best if temperature_B is None else temperature_B,
         best if to.calibration is None else to.calibration,
+        best if to.confidence_B is None else to.confidence_B,
         best if to.threshold is None else to.threshold,
         ids if to.d2t_W is None else to.d2t_W,
         *(*slots, state.block_table, tiles, best.stride(0), R - 1, state.draft_tokens.shape[1], M),
@@ -120,6 +123,7 @@ def launch_write_nodes(
         K=to.shape.levels,
         IS_FIRST=to.level == 0,
         HAS_PROBS=to.calibration is not None,
+        HAS_CONFIDENCE=to.confidence_B is not None,
         STOPS=to.threshold is not None,
         IS_SAMPLED=temperature_B is not None,
         HAS_D2T=to.d2t_W is not None,
@@ -148,6 +152,7 @@ def _write_nodes_kernel(
     sums_ptr,  # [tiles, num_rows] float32, with HAS_PROBS
     temperatures_ptr,  # [B] float32, with IS_SAMPLED
     calibration_ptr,  # [2, K] float32, with HAS_PROBS
+    confidence_ptr,  # [B] float32, with HAS_CONFIDENCE
     threshold_ptr,  # [1] float32, with STOPS
     d2t_ptr,  # [W]
     sample_ptr,  # [B]
@@ -164,6 +169,7 @@ def _write_nodes_kernel(
     K: tl.constexpr,
     IS_FIRST: tl.constexpr,
     HAS_PROBS: tl.constexpr,
+    HAS_CONFIDENCE: tl.constexpr,
     STOPS: tl.constexpr,
     IS_SAMPLED: tl.constexpr,
     HAS_D2T: tl.constexpr,
@@ -203,6 +209,9 @@ def _write_nodes_kernel(
             scale = tl.where(temperature > 0.0, temperature, 1.0)
             kind = (temperature > 0.0).to(tl.int64)
         share = confidence(best_ptr, sums_ptr, scale, b, tiles, num_rows, BLOCK)
+        if HAS_CONFIDENCE:
+            share = tl.sqrt(share * tl.load(confidence_ptr + b))
+            share = tl.where(share <= 1.0, share, 0.0)
         inside = tl.minimum(tl.maximum(share, LEAST), 1.0 - LEAST)
         odds = tl.load(calibration_ptr + kind * K + level) * (inside / (1.0 - inside))
         prob = odds / (1.0 + odds)
@@ -288,6 +297,8 @@ def _probs_ref(
     is_drawn_B = temperature_B > 0
     row_B = to.buffers.sample_mapping[: len(level_B)]
     share_B = confidence_ref(scores_BW, torch.where(is_drawn_B, temperature_B, 1.0), to.cut)
+    if to.confidence_B is not None:
+        share_B = (share_B * to.confidence_B).sqrt().nan_to_num(0.0)
     inside_B = share_B.clamp(LEAST_CONFIDENCE, 1 - LEAST_CONFIDENCE)
     odds_B = to.calibration[is_drawn_B.long(), level_B] * (inside_B / (1 - inside_B))
     before_B = to.state.draft_probs[row_B, (level_B - 1).clamp(min=0)]

@@ -17,10 +17,12 @@ class Proposal(NamedTuple):
     """How the draft proposes.
 
     is_drawn: with noise, for a sampled request. is_wide: several children of a node
+    block: how many tokens in one pass; 0: level by level
     """
 
     is_drawn: bool
     is_wide: bool
+    block: int = 0
 
 
 class RowMasks(NamedTuple):

@@ -4,7 +4,7 @@ On a GPU the figures are measured at the start (start/measure_costs.py); a test 
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, overload
@@ -52,8 +52,10 @@ class StepCosts:
     A step takes as long as the first count that holds its rows: that of a graph, or of its tiles.
 
     rounds, mixed: steps without and with prompts, for short contexts; no `mixed`: as `rounds`.
-        Where the number of levels varies, steps that draft one level of chains
+        Where the number of levels varies, steps that draft one level of chains, or no block
     level: each further level, by requests with padding
+    blocks: (tokens, what the block that proposes them takes, by requests with padding), ascending;
+        empty: drafts are made level by level
     plain: a round of one row each that drafts nothing, by requests with padding
     skipped_ms: a level that is launched after all drafts have stopped; None: drafts never stop
     tree: rounds of trees where drafts may be both; None: no draft is one
@@ -64,6 +66,7 @@ class StepCosts:
     rounds: Measured
     mixed: Measured = ()
     level: Measured = ()
+    blocks: tuple[tuple[int, Measured], ...] = ()
     plain: Measured = ()
     skipped_ms: float | None = None
     tree: TreeCosts | None = None
@@ -86,6 +89,10 @@ class StepCosts:
     def plain_ms(self, num_requests: int) -> float:
         return ms_at(self.plain, num_requests)
 
+    def chain_lengths(self, most: int) -> Sequence[int]:
+        """List how many tokens, at most this many, a chain may have."""
+        return [tokens for tokens, _ in self.blocks] or range(1, most + 1)
+
     @overload
     def levels_ms(self, num_requests: int, num_levels: float, num_run: float) -> float: ...
 
@@ -93,15 +100,19 @@ class StepCosts:
     def levels_ms(self, num_requests: int, num_levels: Floats, num_run: Floats) -> Floats: ...
 
     def levels_ms(self, num_requests: int, num_levels: Any, num_run: Any) -> Any:
-        """Price a chain's levels beyond the first, which is part of a round.
+        """Price a chain's levels beyond the first, which is part of a round; or its whole block.
 
         num_run: levels until drafts stop, on average; the others are launched and skipped
         """
+        if self.blocks:
+            tokens = [0, *(tokens for tokens, _ in self.blocks)]
+            ms = np.array([0.0, *(ms_at(measured, num_requests) for _, measured in self.blocks)])
+            return ms[np.searchsorted(tokens, num_levels)]
         level_ms, skipped_ms = ms_at(self.level, num_requests), self.skipped_ms or 0.0
         return (num_run - 1) * level_ms + (num_levels - num_run) * skipped_ms
 
     def drafts_ms(self, shape: DraftShape, num_requests: int, num_run: float) -> float:
-        """Price what drafts of this shape add to a round of the same rows with one level."""
+        """Price what drafts of this shape add to a round of the same rows; see `rounds`."""
         if shape.width > 1 and self.tree is not None:
             rows = num_requests * shape.rows
             return self.tree.ms(num_requests, num_run) - self.round_ms(rows)

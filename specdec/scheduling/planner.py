@@ -148,7 +148,8 @@ class Planner:
             num_rows = n * live.rows
             if live.width == 1:
                 num_rows = int(rows[index_of(rows, n + coming.num_drafting * live.levels)])
-            return RoundPlan(num_rows, chain(min(FIRST_LEVELS, self.num_levels)))
+            lengths = self._costs.chain_lengths(self.num_levels)
+            return RoundPlan(num_rows, chain(_at_least(FIRST_LEVELS, lengths)))
         ways = self._ways_of(coming)
         best_rate = max(way.rate for way in ways)
         self._best = next(way for way in ways if way.rate >= NEARLY * best_rate)
@@ -242,8 +243,9 @@ class Planner:
             return None
         chains = [way for way in ways if way.shape.width == 1]
         other = max(chains, key=lambda way: way.rate)
-        if best.width == 1:  # from plain rounds two levels, else one more
-            other = chains[min(max(best.levels + 1, 2), self.num_levels)]
+        if best.width == 1:  # from plain rounds two levels, else one more, or the next block
+            length = _at_least(max(best.levels + 1, 2), [way.shape.levels for way in chains])
+            other = next(way for way in chains if way.shape.levels == length)
         others = [other, *(way for way in ways if way.shape == tree and pays)]
         others = [way for way in others if way.shape not in (best, PLAIN)]
         return others[self._probes.num_begun % len(others)] if others else None
@@ -329,3 +331,8 @@ class Planner:
 
     def _tree(self, coming: NextRound) -> DraftShape | None:
         return None if self._costs.tree is None else coming.tree
+
+
+def _at_least(num_levels: int, lengths: Sequence[int]) -> int:
+    """Take the first of ascending lengths that has these levels, or the last."""
+    return next((each for each in lengths if each >= num_levels), lengths[-1])

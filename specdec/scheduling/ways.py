@@ -110,26 +110,30 @@ class Ways:
         return Way(PLAIN, n / float(ms))
 
     def chains(self, curves: list[GainCurve], load: Load) -> list[Way]:
-        """Chains of each length, with the threshold that pays most where all drafts are verified.
+        """Chains of all lengths, with the threshold that pays most where all drafts are verified.
 
         Other numbers of rows are looked at only for that one, which saves half a step.
         """
         n, num_drafting, *_ = load
         rows, ms = self.rounds(n)
-        levels = np.arange(1.0, len(curves[0].means) + 1)
+        lengths = np.array(self._costs.chain_lengths(len(curves[0].means)))
+        levels = lengths.astype(float)
         of_all = np.minimum(np.searchsorted(rows, n + num_drafting * levels), len(rows) - 1)
 
         def rates(curve: GainCurve) -> Floats:
-            levels_ms = self._costs.levels_ms(n, levels, curve.levels_run)
+            levels_ms = self._costs.levels_ms(n, levels, curve.levels_run[lengths - 1])
             step_ms = self._mean_ms(load, chain(1), rows[of_all], ms[of_all] + levels_ms, levels_ms)
-            return np.asarray((n + num_drafting * curve.means) / step_ms)
+            return np.asarray((n + num_drafting * curve.means[lengths - 1]) / step_ms)
 
         curve = max(curves, key=lambda each: rates(each).max()) if len(curves) > 1 else curves[0]
-        levels_ms = self._costs.levels_ms(n, levels, curve.levels_run)[:, None]
+        levels_ms = self._costs.levels_ms(n, levels, curve.levels_run[lengths - 1])[:, None]
         step_ms = self._mean_ms(load, chain(1), rows, ms + levels_ms, levels_ms)
-        gains = [curve.gains(each + 1, rows - n, num_drafting) for each in range(len(levels))]
+        gains = [curve.gains(each, rows - n, num_drafting) for each in lengths.tolist()]
         best = ((n + np.array(gains)) / step_ms).max(axis=1)
-        return [Way(chain(i), rate, curve) for i, rate in enumerate(best.tolist(), start=1)]
+        return [
+            Way(chain(i), rate, curve)
+            for i, rate in zip(lengths.tolist(), best.tolist(), strict=True)
+        ]
 
     def trees(
         self, shape: DraftShape, curves: list[GainCurve], load: Load, easier: float = 1.0

@@ -101,8 +101,11 @@ def forwards(runner: Runner) -> Iterator[Step]:
         yield round_of(runner, count, shapes[each], longest=keys)
     if sizes.block_rows:
         most = sizes.max_num_seqs * sizes.block_rows
-        for _, count, keys in attention_cuts(runner, (sizes.block_rows,), most):
-            yield round_of(runner, count, sizes.shape_of(1), longest=keys)
+        blocks = {length + sizes.anchor_rows: chain(length) for length in sizes.chain_lengths}
+        for rows, count, keys in attention_cuts(runner, blocks, most):
+            shape = PLAIN if sizes.is_adaptive else sizes.shape_of(1)
+            next_shape = blocks[rows] if sizes.is_adaptive else shape
+            yield round_of(runner, count, shape, next_shape=next_shape, longest=keys)
     if launch_plan.PROMPT_MORE_THAN is not None:  # whatever the query heads of a kv head
         yield chunk(runner, launch_plan.PROMPT_MORE_THAN + 1, 1)
     yield from shared_rounds(runner)
@@ -123,6 +126,7 @@ def samplings(runner: Runner) -> Iterator[Step]:
             for count in request_counts(runner, shape.rows):
                 yield round_of(runner, count, shape, flags)
         yield from mixed_steps(runner, flags)
+        yield from block_rounds(runner, flags)
         yield from shared_rounds(runner, flags)
         yield from tree_rounds(runner, flags)
     for flags in FLAGS:
@@ -143,6 +147,14 @@ def samplings(runner: Runner) -> Iterator[Step]:
 def uniform_shapes(sizes: EngineSizes) -> list[DraftShape]:
     """List what each request verifies, in rounds whose rows are not shared out."""
     return [PLAIN] if sizes.is_adaptive else list(dict.fromkeys((PLAIN, sizes.shape_of(1))))
+
+
+def block_rounds(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
+    """List blocks of each length and kind of row count, where their length varies."""
+    sizes = runner.sizes
+    for length in sizes.chain_lengths if sizes.is_adaptive and sizes.block_rows else ():
+        for count in request_counts(runner, length + 1):
+            yield round_of(runner, count, PLAIN, flags, chain(length))
 
 
 def shared_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Step]:
@@ -219,8 +231,8 @@ def request_counts(runner: Runner, query_len: int) -> Iterable[int]:
     each = [query_len]
     if query_len > 1 and tree is not None:
         each.append(tree.top_k)
-    if query_len > 1 and runner.sizes.block_rows:
-        each.append(query_len - 1)  # the rows of a block that propose
+    if query_len > 1 and runner.sizes.block_rows:  # the rows of a block, and those that propose
+        each += (query_len - 1,) if tree is None else (tree.num_levels, tree.num_levels + 1)
     return dict.fromkeys(count for rows in each for count in (*counts_by_kind(rows, most), most))
 
 
@@ -255,7 +267,7 @@ def prompts(
     parts = padding_parts(runner, lengths, num_logprobs, start)
     sizes = runner.sizes
     if next_shape is None:
-        next_shape = chain(2) if sizes.is_adaptive else sizes.shape_of(len(parts))
+        next_shape = _drafts(sizes) if sizes.is_adaptive else sizes.shape_of(len(parts))
     return runner.step_of(Round(next_shape=next_shape, parts=parts), 0, flags)
 
 
@@ -318,5 +330,10 @@ def shared_round(
 ) -> Step:
     """Make a round of padding whose rows are shared out; one further level is drafted."""
     shape = runner.sizes.shape_of(num_reqs)
-    how = runner, num_reqs, shape, flags, chain(2)
+    how = runner, num_reqs, shape, flags, _drafts(runner.sizes)
     return round_of(*how, shared_rows=num_rows, parts=parts, longest=longest)
+
+
+def _drafts(sizes: EngineSizes) -> DraftShape:
+    """Draft two levels, whose kernels are those of any number, or a whole block."""
+    return chain(sizes.num_speculative_tokens if sizes.block_rows else 2)

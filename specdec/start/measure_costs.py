@@ -110,6 +110,7 @@ def measure_round_costs(runner: Runner, steps: StepCosts | None) -> StepCosts:
         plain = [(n, Timed(runner, _round(runner, [-1] * n, 0))) for n in measured]
         skipped = _skipped(runner)
         trees = _trees(runner)
+        blocks = _blocks(runner)
         stopped = []
         if runner.threshold is not None:
             with runner.stopping_below(AT_ONCE):
@@ -117,12 +118,15 @@ def measure_round_costs(runner: Runner, steps: StepCosts | None) -> StepCosts:
     costs = replace(
         steps,
         plain=between(_read(plain), counts, as_rounds(steps.rounds)),
+        blocks=_block_costs(runner, blocks),
         skipped_ms=None if skipped is None else skipped.level_ms,
         tree=_tree_costs(runner, as_rounds(steps.rounds), _read(trees), _read(stopped)),
     )
     seconds = time.perf_counter() - began
     lists = _listed(costs.plain), _listed(costs.level)
     logger.info("plain rounds: %s; a level of drafts: %s (in %.2f s)", *lists, seconds)
+    for tokens, measured_ms in costs.blocks:
+        logger.info("blocks of %d tokens, by requests: %s", tokens, _listed(measured_ms))
     if costs.skipped_ms is not None:
         logger.info("a level after all drafts have stopped: %.3f ms", costs.skipped_ms)
     if costs.tree is not None:
@@ -134,7 +138,8 @@ def measure_round_costs(runner: Runner, steps: StepCosts | None) -> StepCosts:
 def _rounds(runner: Runner) -> Iterator[Step]:
     """Time rounds of padding, by rows.
 
-    Where rows are shared out, the first one of each number of requests has further levels.
+    Where rows are shared out, the first one of each number of requests has further levels; blocks
+    are timed apart.
     """
     sizes = runner.sizes
     if sizes.is_adaptive:  # the most requests for each number of rows
@@ -143,6 +148,8 @@ def _rounds(runner: Runner) -> Iterator[Step]:
         for rows in _rows_of_rounds(runner):
             count = min(next(count for n, count in most.items() if n >= rows), rows)
             levels = 1 if count in with_levels else min(SOME_LEVELS, sizes.num_speculative_tokens)
+            if sizes.block_rows:
+                levels = 0
             with_levels.add(count)
             yield _round(runner, [-1] * count, levels, rows)
         return
@@ -177,7 +184,7 @@ def _level(rounds: Sequence[Timed]) -> Measured:
     """Price a level by requests, from the first round with each number of them."""
     found: dict[int, float] = {}
     for timed in rounds:
-        if timed.varies:
+        if timed.varies and timed.step.next_shape.nodes:
             found.setdefault(timed.step.num_reqs, timed.level_ms)
     return tuple(sorted(found.items()))
 
@@ -190,7 +197,7 @@ def _round(
     usual = sizes.shape_of(len(state_rows))
     round = Round(
         state_rows=state_rows,
-        shape=PLAIN if num_levels == 0 else usual,
+        shape=PLAIN if num_levels == 0 and not shared_rows else usual,
         shared_rows=shared_rows,
         next_shape=usual if num_levels is None else chain(num_levels),
     )
@@ -201,7 +208,8 @@ def _prompt(runner: Runner, rows: int) -> Step:
     """Make prompts of padding, as far as the sizes allow; several where one is too long."""
     sizes = runner.sizes
     lengths = lengths_of(sizes, min(rows, sizes.max_num_rows))
-    return prompts(runner, lengths, next_shape=chain(1) if sizes.is_adaptive else None)
+    of_chains = PLAIN if sizes.block_rows else chain(1)
+    return prompts(runner, lengths, next_shape=of_chains if sizes.is_adaptive else None)
 
 
 def _keys(runner: Runner) -> tuple[Timed, Timed, int] | None:
@@ -264,6 +272,28 @@ def _skipped(runner: Runner) -> Timed | None:
     rows = min(rows for _, rows in runner.graphs.shapes)
     with runner.stopping_below(AT_ONCE):
         return Timed(runner, _round(runner, [-1], runner.sizes.num_speculative_tokens, rows))
+
+
+def _blocks(runner: Runner) -> list[tuple[int, list[tuple[int, Timed]]]]:
+    """Time blocks of each number of tokens, by requests."""
+    counts = apart(sorted({n for n, _ in runner.graphs.shapes}), 2)
+    lengths = runner.sizes.chain_lengths if runner.sizes.block_rows else ()
+    return [
+        (length, [(n, Timed(runner, _round(runner, [-1] * n, length, n))) for n in counts])
+        for length in lengths
+    ]
+
+
+def _block_costs(
+    runner: Runner, blocks: Sequence[tuple[int, Sequence[tuple[int, Timed]]]]
+) -> tuple[tuple[int, Measured], ...]:
+    """Price blocks by the requests of their graphs."""
+    assert runner.graphs.draft is not None, "nothing drafts"
+    sizes = [each.num_reqs or 0 for _, each in runner.graphs.draft.decode.descriptors()]
+    return tuple(
+        (length, between(tuple((n, timed.levels_ms) for n, timed in of_length), sizes))
+        for length, of_length in blocks
+    )
 
 
 def _trees(runner: Runner) -> list[tuple[int, Timed]]:

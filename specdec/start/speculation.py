@@ -71,8 +71,7 @@ def drafting_of(speculation: SpeculativeConfig | None, has_graphs: bool) -> Draf
         obstacle = "rounds are measured with graphs on a GPU only"
     is_adaptive = wanted and obstacle is None
     if wanted and obstacle is not None:
-        number = FIXED_DRAFTS if given == AUTO else given
-        logger.info("%s drafts for every request: %s", number, obstacle)
+        logger.info("the number of drafts does not adapt: %s", obstacle)
     if threshold is None and not is_adaptive:
         threshold = 0.0
     if isinstance(given, int):
@@ -103,24 +102,26 @@ def of_checkpoint(
 
 
 def _of_block(drafting: Drafting, speculation: SpeculativeConfig, draft: BlockConfig) -> Drafting:
-    """Draft the same number in every round: one pass proposes them all."""
+    """Draft a block in every round, or a tree from it; if it adapts, half of one or none."""
     given, kind = speculation.num_speculative_tokens, f"a {draft.method} draft"
     if isinstance(given, int):
         check_number(given, draft)
-    refused = {
-        "top_k": (speculation.has_fixed_tree, "draft trees come from EAGLE heads only"),
-        "adaptive": (speculation.adaptive is True, f"{kind} proposes as many in every round"),
-        "draft_confidence_threshold": (
-            bool(speculation.draft_confidence_threshold),
-            f"{kind} proposes all its tokens in one pass, and stopping would spare nothing",
-        ),
-    }
-    for name, (is_given, why) in refused.items():
-        if is_given:
-            raise ValueError(f"{name}={getattr(speculation, name)!r}: {why}: leave it out")
+    if threshold := speculation.draft_confidence_threshold:
+        why = f"{kind} proposes all its tokens in one pass, and stopping would spare nothing"
+        raise ValueError(f"draft_confidence_threshold={threshold!r}: {why}: leave it out")
+    refused = {"top_k": speculation.has_fixed_tree, "adaptive": speculation.adaptive is True}
+    for name in (name for name, is_given in refused.items() if is_given and draft.selector_rank):
+        why = f"{kind} proposes a whole block in every round, as a chain"
+        raise ValueError(f"{name}={getattr(speculation, name)!r}: {why}: leave it out")
+    if speculation.has_fixed_tree:
+        return drafting
+    adapts = drafting.is_adaptive and not draft.selector_rank
     number = given if isinstance(given, int) else min(draft.max_drafts, MOST_LEVELS)
-    logger.info("%s proposes %d tokens for every request, in one pass", kind, number)
-    return Drafting(number)
+    most = f"{number} tokens for every request"
+    if adapts:
+        most = f"up to {number} tokens, as it pays"
+    logger.info("%s proposes %s, in one pass", kind, most)
+    return Drafting(number, adapts)
 
 
 def check_number(num_drafts: int, draft: DraftConfig) -> None:

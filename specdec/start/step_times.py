@@ -60,14 +60,19 @@ class Timed:
 
     @property
     def one_level_ms(self) -> float:
-        """Milliseconds of the step without the draft's levels after the first."""
+        """Milliseconds of the step without the draft's levels after the first, or its block."""
         return min(ms - levels_ms for ms, levels_ms in self._times())
 
     @property
+    def levels_ms(self) -> float:
+        """Milliseconds of all these levels, or of the block; 0 where there are none."""
+        return min(levels_ms for _, levels_ms in self._times())
+
+    @property
     def level_ms(self) -> float:
-        """Milliseconds of each of these levels; 0 where there are none."""
+        """Milliseconds of each of these levels."""
         most = self.step.next_shape.levels - 1 if self.varies else 0
-        return min(levels_ms for _, levels_ms in self._times()) / most if most > 0 else 0.0
+        return self.levels_ms / most if most > 0 else 0.0
 
 
 class _MarkingActs(Acts):

@@ -1,7 +1,9 @@
 """Block drafts of every kind in the whole engine: no text moves, drafts are the naive loop's."""
 
 import dataclasses
+import random
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ from specdec.config import GraphConfig
 from specdec.requests.request import whole_output
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
-from specdec.sizes import EngineSizes
+from specdec.scheduling.costs import StepCosts
+from specdec.scheduling.planner import RoundPlan
+from specdec.sizes import PLAIN, EngineSizes, TreeShape, chain
 from specdec.start.load import assemble
 from specdec.start.speculation import block_rows
 from tests.block_pair import SELECTOR, write_bigrams
@@ -23,6 +27,7 @@ from tests.naive_block import generate, read_draft
 from tests.naive_eagle import borrow, sampled
 from tests.naive_eagle import greedy as by_logits
 from tests.reference import Reference
+from tests.shared_rows import at_random, rows_are_shared
 from weights.demo import demo_directory
 from weights.load import load_eagle, load_target
 
@@ -38,6 +43,11 @@ KINDS = {  # format and what differs
 }
 FEW = "masks propose", "dspark", "dflash2"
 SIZES = {"max_num_seqs": 24, "max_model_len": 256, "device": "cpu"}
+# of blocks of 3 tokens and of 5; rows are cheap
+COSTS = StepCosts(
+    rounds=((1024, 1.0),), plain=((24, 0.9),), blocks=((3, ((24, 0.1),)), (5, ((24, 0.2),)))
+)
+DEAR = dataclasses.replace(COSTS, blocks=((3, ((24, 9.0),)), (5, ((24, 9.0),))))
 
 
 @pytest.fixture(scope="session")
@@ -139,6 +149,138 @@ def test_they_are_whatever_the_batch_chunk_and_cache(draft_at, prompts, plain, k
     assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
 
 
+# --- where their number adapts
+
+
+@pytest.fixture(scope="session")
+def adapting(draft_at):
+    """adapting(kind, costs, **options): an engine that drafts blocks as they pay."""
+
+    def build(kind, costs=COSTS, **options):
+        chosen = {"model": str(draft_at(kind)), "num_speculative_tokens": 5, "adaptive": True}
+        with rows_are_shared(costs):
+            return LLM("demo", chosen, **SIZES | options)
+
+    return build
+
+
+def planned(llm, plans):
+    """Make these the plans of the next rounds, the last of them again and again."""
+    left = list(plans)
+
+    def plan(coming):
+        rows, levels = left.pop(0) if len(left) > 1 else left[0]
+        return RoundPlan(max(coming.num_requests, rows), chain(levels))
+
+    llm.engine.planner.plan = plan
+
+
+VARYING = [("dspark", {"async_scheduling": True, "max_num_batched_tokens": 40}, 4)]
+VARYING += [
+    pytest.param(kind, options, 16, marks=pytest.mark.slow)
+    for kind in KINDS
+    for options in ({}, *(OPTIONS[2:4] if kind in FEW else ()))
+]
+
+
+@pytest.mark.parametrize("kind, options, count", VARYING)
+def test_texts_do_not_depend_on_rows_and_blocks_that_vary(
+    adapting, demo_llm, prompts, kind, options, count
+):
+    llm = adapting(kind, **options)
+    at_random(llm, random.Random(3))
+    assert texts(llm, prompts, count) == texts(demo_llm(None), prompts, count)
+    stats = llm.engine.planner.statistics
+    assert {PLAIN} < {*stats.rounds} <= {PLAIN, chain(3), chain(5)}
+    assert 0 < stats.num_wasted < stats.num_rows
+    assert (llm.engine.planner.factors != 1).any()
+    assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("costs, drafts", [(COSTS, True), (DEAR, False)])
+def test_blocks_are_proposed_where_they_pay(adapting, prompts, greedy, costs, drafts):
+    llm = adapting("dspark", costs)
+    [output] = llm.generate(prompts[:1], greedy(120), use_tqdm=False)
+    late = output.stats.num_drafted[len(output.stats.num_drafted) // 2 :]
+    share = sum(count > 0 for count in late) / len(late)
+    assert share > 0.9 if drafts else share < 0.1  # of probes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FEW)
+def test_rows_for_whole_blocks_are_the_rounds_of_a_fixed_number(
+    adapting, block_llm, prompts, greedy, kind
+):
+    llm = adapting(kind)
+    planned(llm, [(24 * 6, 5)])
+    for params in (greedy(16), SamplingParams(temperature=0.8, seed=3, max_tokens=16)):
+        ours, theirs = (
+            each.generate(prompts[:3], params, use_tqdm=False) for each in (llm, block_llm(kind))
+        )
+        assert [rounds_of(each) for each in ours] == [rounds_of(each) for each in theirs]
+
+
+@pytest.mark.slow
+def test_a_prefix_that_plain_rounds_left_serves_later_blocks(adapting, prompts, greedy):
+    found, tokens = [], None
+    for has_cache in (True, False):
+        llm = adapting("dspark", enable_prefix_caching=has_cache)
+        planned(llm, [(1, 0)])
+        [output] = llm.generate(prompts[:1], greedy(90), use_tqdm=False)
+        tokens = [*prompts[0], *output.outputs[0].token_ids, 11]
+        planned(llm, [(9, 5)])
+        found += llm.generate([tokens], greedy(12), use_tqdm=False)
+    assert [each.stats.num_cached_tokens for each in found] == [128, 0]
+    assert rounds_of(found[0]) == rounds_of(found[1])
+
+
+# --- trees
+
+
+TREE = TreeShape(num_levels=5, top_k=3, num_nodes=11)
+
+
+@pytest.fixture(scope="session")
+def tree_llm(draft_at):
+    """tree_llm(kind, **options): an engine that drafts a tree from each block."""
+
+    def build(kind, **options):
+        chosen = {"model": str(draft_at(kind)), "num_speculative_tokens": TREE.num_levels}
+        chosen |= {"top_k": TREE.top_k, "num_draft_tokens": TREE.num_nodes}
+        return LLM("demo", chosen, **SIZES | options)
+
+    return build
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind, options", [(kind, {}) for kind in KINDS] + [("dspark", each) for each in OPTIONS[2:]]
+)
+def test_texts_are_those_of_plain_decoding_with_trees(tree_llm, plain, prompts, kind, options):
+    llm = tree_llm(kind, **options)
+    assert texts(llm, prompts, 16) == plain[:16]
+    assert llm.engine.runner.num_tree_rounds > 3
+    assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FEW)
+def test_the_draft_cache_has_no_hole_after_rounds_of_trees(
+    tree_llm, block_llm, prompts, greedy, kind
+):
+    of_trees, scratch = tree_llm(kind, max_num_seqs=1), block_llm(kind, max_num_seqs=1)
+    [output] = of_trees.generate(prompts[:1], greedy(60), use_tqdm=False)
+    tokens = prompts[0] + output.outputs[0].token_ids
+    scratch.generate([tokens[:-1]], greedy(1), use_tqdm=False)
+    rows = [
+        llm.engine.runner.draft_cache.transpose(3, 4).flatten(2, 3)[:, :, : len(tokens) - 1]
+        for llm in (of_trees, scratch)
+    ]
+    assert torch.equal(*rows)
+    assert output.stats.num_rounds < 45
+
+
 def rounds_of(output):
     return [(list(each.draft_tokens), each.num_accepted) for each in output.stats.rounds]
 
@@ -220,10 +362,17 @@ def test_a_text_may_end_with_the_context_inside_a_block(block_llm, demo_llm, pro
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("adapts", [False, True])
 @pytest.mark.parametrize("kind", FEW)
-def test_the_draft_cache_is_an_extension_of_the_committed_tokens(draft_at, prompts, greedy, kind):
+def test_the_draft_cache_is_an_extension_of_the_committed_tokens(
+    draft_at, adapting, prompts, greedy, kind, adapts
+):
+    """Of plain rounds too, and of blocks of any length that are verified or not."""
     chosen = {"model": str(draft_at(kind)), "num_speculative_tokens": 5}
     after_rounds, scratch = (LLM("demo", chosen, **SIZES | {"max_num_seqs": 1}) for _ in range(2))
+    if adapts:
+        after_rounds = adapting(kind, max_num_seqs=1)
+        planned(after_rounds, [(1, 0), (1, 3), (2, 5), (6, 0), (1, 0), (1, 5), (4, 3)] * 6)
     [output] = after_rounds.generate([prompts[0]], greedy(40), use_tqdm=False)
     tokens = prompts[0] + output.outputs[0].token_ids
     scratch.generate([tokens[:-1]], greedy(1), use_tqdm=False)
@@ -232,7 +381,7 @@ def test_the_draft_cache_is_an_extension_of_the_committed_tokens(draft_at, promp
         for llm in (after_rounds, scratch)
     ]
     assert torch.equal(*rows)
-    assert output.stats.num_rounds < 30
+    assert output.stats.num_rounds < 30 + 10 * adapts
 
 
 @pytest.mark.slow
@@ -275,7 +424,7 @@ def test_oracle_blocks_are_accepted_and_garbage_is_not(
 # --- graphs
 
 
-def build(kind, backend, is_eager=False, dtype=torch.float32, K=5):
+def build(kind, backend, is_eager=False, dtype=torch.float32, K=5, is_adaptive=False, tree=None):
     device = torch.device("cpu" if backend == "tape" else "cuda")
     captures = None if is_eager else TapeBackend() if backend == "tape" else CudaBackend(device)
     directory = demo_directory("target")
@@ -287,13 +436,19 @@ def build(kind, backend, is_eager=False, dtype=torch.float32, K=5):
         max_num_batched_tokens=48,
         num_kv_blocks=12,
         num_speculative_tokens=K,
+        is_adaptive=is_adaptive,
+        tree=tree,
         block_rows=block_rows(draft.config, K),
     )
     graphs = GraphConfig(request_sizes=(2, 4), token_sizes=(48,))
     runner = Runner(target, draft, sizes, device, graph_config=graphs, backend=captures)
     runner.capture()
     config = dataclasses.replace(target.config, eos_token_ids=())
-    return assemble(runner, config, Tokenizer(directory), is_async=False)
+    with rows_are_shared(COSTS):
+        engine = assemble(runner, config, Tokenizer(directory), is_async=False)
+    if is_adaptive:
+        at_random(SimpleNamespace(engine=engine, sizes=sizes), random.Random(5), share=1.0)
+    return engine
 
 
 def run(engine, requests):
@@ -309,8 +464,9 @@ BACKENDS = ["tape", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("way", [{}, {"is_adaptive": True}, {"tree": TREE}])
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])
-def test_graphs_change_no_token_and_no_draft(draft_at, prompts, greedy, backend, kind):
+def test_graphs_change_no_token_and_no_draft(draft_at, prompts, greedy, backend, kind, way):
     """Batches shrink as requests end, and some are drawn."""
     lengths = (9, 14, 18, 12, 6)
     asked = [
@@ -318,13 +474,18 @@ def test_graphs_change_no_token_and_no_draft(draft_at, prompts, greedy, backend,
         for i, n in enumerate(lengths)
     ]
     for dtype in DTYPES[backend]:
-        captured = build(draft_at(kind), backend, dtype=dtype)
+        how = {"dtype": dtype, **way}
+        captured = build(draft_at(kind), backend, **how)
         found = run(captured, asked)
-        assert found == run(build(draft_at(kind), backend, is_eager=True, dtype=dtype), asked)
+        assert found == run(build(draft_at(kind), backend, is_eager=True, **how), asked)
         counters = captured.runner.graphs.counters()
-        for family in ("draft_prefill", "draft_decode", "target_decode"):
+        of_rounds = "draft_prefill", "draft_decode", "target_decode"
+        for family in of_rounds:
             assert counters[family].replays[CUDAGraphMode.FULL] > 3, family
         assert "draft_extend" not in counters
+        alone = of_rounds[1:] if "is_adaptive" in way else ()  # without prompts all are replayed
+        modes = {kind.mode for family in alone for kind in counters[family].batches}
+        assert CUDAGraphMode.NONE not in modes
 
 
 @pytest.mark.gpu

@@ -22,10 +22,11 @@ SHAPES = [
     ("eagle1", TreeShape(num_levels=4, top_k=3, num_nodes=2)),
     ("eagle3", TreeShape(num_levels=1, top_k=4, num_nodes=3)),
 ]
+OF_BLOCKS = [(kind, SHAPES[0][1]) for kind in ("dflash", "dspark")]
 RUNS = [
     *((backend, *SHAPES[0]) for backend in ("eager", "tape")),
     *(("eager", *each) for each in SHAPES[1:]),
-    *(pytest.param("tape", *each, marks=pytest.mark.slow) for each in SHAPES[1:]),
+    *(pytest.param("tape", *each, marks=pytest.mark.slow) for each in (*SHAPES[1:], *OF_BLOCKS)),
     *(pytest.param("cuda", *each, marks=pytest.mark.gpu) for each in SHAPES),
 ]
 

@@ -497,18 +497,23 @@ def test_bytes_and_floor_follow_the_loaded_tensors(pair):
     assert half.floor_ms(1, 2, 1000) == 160, "of four rows one in 16 leaves an expert out"
 
 
-def test_a_block_draft_is_measured_with_as_many_drafts_as_it_has_and_in_no_tree(pair):
+def test_a_block_draft_is_measured_with_as_many_drafts_as_it_has_none_of_which_stop(
+    pair, monkeypatch
+):
     config = block_config(pair.target, **DSPARK | {"block_size": 4})
     tensors = {name: torch.zeros(shape) for name, shape in draft_shapes(config).items()}
     blocks = replace(pair, eagle=SimpleNamespace(config=config, tensors=tensors))
     bench = Bench(blocks, 1e12, BenchOptions())
     bench.check_draft()
     assert bench.ks == (0, 3, 4)
-    assert list(suites.trees(bench)) == []
+    tree = TreeShape(num_levels=4, top_k=2, num_nodes=7)
+    monkeypatch.setattr(suites, "SHAPES", (tree, replace(tree, num_levels=5)))
+    monkeypatch.setattr(suites, "_tree_rows", lambda _, drafting, plain: [drafting])
+    assert list(suites.trees(bench)) == [Drafting(3), Drafting(4), Drafting(4, tree=tree)]
     most = "=5: a dspark draft with blocks of 4 rows proposes at most 4$"
     for options, words in (
         ({"ks": [5]}, most),
-        ({"trees": [TreeShape(num_levels=2, top_k=2, num_nodes=3)]}, "^--trees with a dspark"),
+        ({"ks": [1], "trees": [tree, replace(tree, num_levels=5)]}, most),
         ({"thresholds": [0.2]}, "^--thresholds with a dspark"),
     ):
         with pytest.raises(ValueError, match=words):

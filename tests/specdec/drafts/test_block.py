@@ -1,10 +1,12 @@
 """Block drafts against tests/naive_block.py: what they compute, and that nothing else moves it."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,13 +16,22 @@ from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig, graph_modes
 from specdec.drafts import block
 from specdec.requests.params import GREEDY, SamplingFlags, SamplingStart
+from specdec.rounds import propose as propose_module
 from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
-from specdec.sizes import EngineSizes
+from specdec.sizes import PLAIN, EngineSizes, TreeShape, chain
 from specdec.start.speculation import block_rows
-from tests.naive_block import MUTANTS, MUTANTS_OF_DFLASH2, propose, read_draft
+from tests.naive_block import (
+    MUTANTS,
+    MUTANTS_OF_DFLASH2,
+    Block,
+    propose,
+    propose_tree,
+    read_draft,
+)
 from tests.naive_eagle import borrow, sampled, target_features
+from tests.naive_tree import Sampling, Shape, Tree
 from tests.specdec.graph_walk import tiny
 from tests.specdec.tiny_pair import lively, on_disk
 from tests.weights.blocks import DFLASH2, DSPARK, FORMATS, block_config
@@ -55,6 +66,7 @@ FEW = (
 )
 OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind not in FEW]
 CONTEXTS = (1, 2, 63, 64, 65, 200)
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +104,9 @@ def draft_of(target, tmp_path):
 class Engine:
     """A runner whose caches start as NaN, and what it hears of its draft, level by level."""
 
-    def __init__(self, target, draft, K, monkeypatch, num_reqs=2, longest=LONGEST, rule="exact"):
+    def __init__(
+        self, target, draft, K, monkeypatch, num_reqs=2, longest=LONGEST, rule="exact", **more
+    ):
         sizes = EngineSizes(
             max_model_len=longest,
             max_num_seqs=num_reqs,
@@ -100,6 +114,7 @@ class Engine:
             num_kv_blocks=4 * num_reqs,
             num_speculative_tokens=K,
             block_rows=block_rows(draft.config, K),
+            **more,
         )
         self.K = K
         self.runner = Runner(target.loaded, draft, sizes, torch.device("cpu"), acceptance=rule)
@@ -123,7 +138,7 @@ class Engine:
         self.runner.start_rows([(row, start)])
 
     def prefill(
-        self, prompts: Sequence[list[int]], rows, blocks, chunk=None, flags=GREEDY
+        self, prompts: Sequence[list[int]], rows, blocks, chunk=None, flags=GREEDY, next_shape=None
     ) -> list[int]:
         """Run prompts, one after another's chunks, the last chunks at once; return first tokens."""
         starts = [0] * len(prompts)
@@ -143,7 +158,7 @@ class Engine:
                     )
                 )
                 starts[i] += length
-            self.runner.run_step(parts=parts, flags=flags)
+            self.runner.run_step(parts=parts, flags=flags, next_shape=next_shape)
             result = self.runner.read(len(parts))
             if all(start == len(prompt) for start, prompt in zip(starts, prompts, strict=True)):
                 return [tokens[0] for tokens in result.sampled_tokens]
@@ -342,6 +357,103 @@ def test_what_is_drafted_depends_on_no_neighbour_and_no_chunk(target, draft_of, 
         assert torch.equal(torch.stack(engine.logits, dim=1)[0], together[2])
 
 
+def probabilities(found: Block, temperature: float, factors: np.ndarray) -> list[float]:
+    """Path probabilities of drafts, from what the naive draft computed."""
+    probs, path = [], 1.0
+    for i, score_W in enumerate(found.scores_KW.double()):
+        sure = float(((temperature or 1.0) * score_W).softmax(0)[score_W.argmax()])
+        if found.confidences:
+            sure = (sure * found.confidences[i]) ** 0.5
+        sure = min(max(sure, 1e-4), 1 - 1e-4)
+        odds = factors[i] * sure / (1 - sure)
+        path *= odds / (1 + odds)
+        probs.append(path)
+    return probs
+
+
+@pytest.mark.parametrize(
+    "by, temperature",
+    [("twins", 0.8), ("kernels", 0.0)]
+    + [pytest.param(*each, marks=SLOW) for each in (("twins", 0.0), ("kernels", 0.8))],
+)
+@pytest.mark.parametrize("kind", ["dflash", "dspark", pytest.param("dspark, rnn", marks=SLOW)])
+def test_drafts_of_a_number_that_varies_have_probabilities(
+    target, draft_of, kind, by, temperature, monkeypatch
+):
+    """Of blocks that are whole or shorter; kernels leave maxima and sums of tiles."""
+    draft, cfg, weights = draft_of(kind)
+    engine = Engine(target, draft, 5, monkeypatch, is_adaptive=True)
+    factors = np.linspace(0.6, 1.5, 10, dtype=np.float32).reshape(2, 5)
+    engine.runner.calibrate(factors)
+    monkeypatch.setattr(block, "use_triton", lambda _: by == "kernels")
+    monkeypatch.setattr(propose_module, "use_triton", lambda _: by == "kernels")
+    state, prompt = engine.runner.state, prompt_of(9)
+    more = {"scores": sampled(temperature, 7)} if temperature else {}
+    flags = SamplingFlags(noise=temperature > 0)
+    for levels in (5, 3, 1):
+        state.draft_probs.fill_(torch.nan)
+        engine.start(ROW, BLOCKS, temperature=temperature, seed=7)
+        how = {"flags": flags, "next_shape": chain(levels)}
+        [first] = engine.prefill([prompt], [ROW], [BLOCKS], **how)
+        found = naive_after(target, cfg, weights, [*prompt, first], levels, **more)
+        assert state.draft_tokens[ROW, :levels].tolist() == found.tokens
+        assert state.num_nodes[ROW] == levels
+        expected = probabilities(found, temperature, factors[int(temperature > 0)])
+        assert state.draft_probs[ROW, :levels].tolist() == pytest.approx(expected, rel=2e-3)
+        assert state.draft_probs[ROW, levels:].isnan().all()
+    engine.prefill([prompt], [ROW], [BLOCKS], next_shape=PLAIN)  # writes context alone
+    assert state.num_nodes[ROW] == 0
+
+
+TREE = TreeShape(num_levels=4, top_k=3, num_nodes=11)
+
+
+def assert_is_tree(runner: Runner, row: int, found: Tree) -> None:
+    """Compare the nodes of a state row and batch slot, those that are kept and all."""
+    state, wide, rows = runner.state, runner.buffers.candidates, found.rows()
+    assert state.draft_tokens[row].tolist() == [node.token for node in rows]
+    assert state.draft_parents[row].tolist() == [node.parent for node in rows]
+    expected = [math.exp(node.score) for node in rows]
+    assert state.draft_probs[row].tolist() == pytest.approx(expected, rel=1e-3)
+    assert wide.tokens[row].tolist() == [node.token for node in found.nodes]
+    assert wide.places[row].tolist() == [node.parent for node in found.nodes]
+
+
+@pytest.mark.parametrize(
+    "by, temperature",
+    [("twins", 0.8), ("kernels", 0.0)]
+    + [pytest.param(*each, marks=SLOW) for each in (("twins", 0.0), ("kernels", 0.8))],
+)
+@pytest.mark.parametrize(
+    "kind", ["dspark, rnn", *(pytest.param(kind, marks=SLOW) for kind in FEW if "rnn" not in kind)]
+)
+def test_trees_are_the_naive_ones(target, draft_of, kind, by, temperature, monkeypatch):
+    """A row serves all nodes of its depth, each after what the head says of it."""
+    draft, cfg, weights = draft_of(kind)
+    engine = Engine(target, draft, TREE.num_levels, monkeypatch, tree=TREE)
+    engine.K = TREE.num_levels
+    for module in (block, propose_module):
+        monkeypatch.setattr(module, "use_triton", lambda _: by == "kernels")
+    shape = Shape(TREE.num_rows, TREE.num_levels, TREE.top_k)
+    flags = SamplingFlags(noise=temperature > 0)
+    blocks, num_safe = [BLOCKS, [0, 1, 6, 7]], 0
+    for lengths in ((2, 9), (65, 64)):
+        texts = [prompt_of(length) for length in lengths]
+        for row in (0, 1):
+            engine.start(row, blocks[row], temperature=temperature, seed=row)
+        firsts = engine.prefill(texts, [0, 1], blocks, flags=flags)
+        for row, first in enumerate(firsts):
+            texts[row].append(first)
+            outputs = target.reference.forward(texts[row][:-1])
+            features = target_features(cfg, outputs.boundaries, outputs.hidden_TD)
+            how = shape, Sampling(temperature, row)
+            found = propose_tree(cfg, weights, texts[row], features, *how)
+            if found.margin > 1e-4:
+                num_safe += 1
+                assert_is_tree(engine.runner, row, found)
+    assert num_safe > 2
+
+
 def test_a_request_with_fewer_drafts_has_a_shorter_block(target, draft_of, monkeypatch):
     draft, cfg, weights = draft_of("dspark, masks propose")
     engine = Engine(target, draft, 5, monkeypatch)
@@ -404,16 +516,20 @@ def test_slots_after_the_committed_tokens_may_hold_anything(target, draft_of, ki
         tokens += result.sampled_tokens[0][: turn + 1]
 
 
-def walk(backend, kind):
-    """Rounds of three requests, two and one, after prompts; drafts and states of each step."""
+def walk(backend, kind, is_adaptive=False):
+    """Rounds of three requests, two and one, after prompts; drafts and states of each step.
+
+    is_adaptive: of which some propose half a block, or none
+    """
     pair = tiny(kind, torch.device("cpu"))
-    K = pair.eagle.config.max_drafts
+    K = 3 if is_adaptive else pair.eagle.config.max_drafts
     sizes = EngineSizes(
         max_model_len=100,
         max_num_seqs=3,
         max_num_batched_tokens=24,
         num_kv_blocks=6,
         num_speculative_tokens=K,
+        is_adaptive=is_adaptive,
         block_rows=block_rows(pair.eagle.config, K),
     )
     modes = graph_modes({"target_prefill": "NONE", "target_decode": "NONE"})
@@ -433,24 +549,36 @@ def walk(backend, kind):
         parts.append(PromptPart(state_row=row, **whole))
     runner.run_step(parts=parts)
     trace = [runner.state.draft_tokens[:3].clone()]
-    for rows, flags in (([0, 1, 2], SamplingFlags(noise=True)), ([2, 0], GREEDY), ([0], GREEDY)):
+    rounds = [([0, 1, 2], {"flags": SamplingFlags(noise=True)}), ([2, 0], {}), ([0], {})]
+    if is_adaptive:
+        half, plain = chain(-(-K // 2)), {"shape": PLAIN, "next_shape": PLAIN}
+        rounds[0][1].update(shared_rows=8, next_shape=half)
+        rounds[1][1].update(shared_rows=6, next_shape=PLAIN)
+        rounds[2:] = [([2, 0], plain), ([0], plain | {"next_shape": chain(K)})]
+    for rows, how in rounds:
         runner.buffers.sample_mapping.fill_(10**6)
-        runner.run_step(rows, max_num_computed=60, flags=flags)
+        runner.run_step(rows, max_num_computed=60, **how)
         result = runner.read(len(rows))
-        state = runner.state.draft_tokens, runner.state.num_nodes, runner.draft_cache
-        trace += [torch.tensor(result.sampled_tokens), state[0][:3].clone(), state[1][:3].clone()]
-        trace.append(state[2][:, :, :6].clone())
+        state = runner.state
+        trace += [torch.tensor(result.sampled_tokens), state.draft_tokens[:3].clone()]
+        trace += [state.num_nodes[:3].clone(), state.draft_probs[:3].clone()]
+        trace.append(runner.draft_cache[:, :, :6].clone())
     return trace, runner.graphs.counters()
 
 
 @pytest.mark.parametrize(
-    "kind", ["dspark", *(pytest.param(k, marks=pytest.mark.slow) for k in ("dflash", "dflash2"))]
+    "kind, is_adaptive",
+    [("dspark", False), ("dspark", True)]
+    + [pytest.param("dflash", each, marks=SLOW) for each in (False, True)]
+    + [pytest.param("dflash2", False, marks=SLOW)],
 )
-def test_graphs_draft_what_single_launches_do(kind):
-    captured, counters = walk(TapeBackend(), kind)
-    eager, _ = walk(None, kind)
+def test_graphs_draft_what_single_launches_do(kind, is_adaptive):
+    captured, counters = walk(TapeBackend(), kind, is_adaptive)
+    eager, _ = walk(None, kind, is_adaptive)
     assert all(map(torch.equal, captured, eager))
-    assert len(captured[0].unique()) > 4
+    assert len(captured[0].unique()) > 3
+    assert captured[4].shape[1] == (captured[1].shape[1] - 1) * is_adaptive
     replays = {name: counter.replays[CUDAGraphMode.FULL] for name, counter in counters.items()}
-    assert replays["draft_prefill"] == 3  # after a prompt it is launched op by op
-    assert replays["draft_decode"] == 4
+    # after a prompt the first is launched op by op
+    expected = (4, 3) if is_adaptive else (3, 4)
+    assert (replays["draft_prefill"], replays["draft_decode"]) == expected

@@ -28,6 +28,7 @@ FLOATS += (
     "best",
     "temperatures",
     "calibration",
+    "confidence",
     "probs",
 )
 TYPES = {f"{name}_ptr": "*fp32" for name in FLOATS}
@@ -37,7 +38,7 @@ WALK = {"Q": D + 1, "X": N - 1, "ROWS": N, "ONE": 1 << 24}
 LEVEL = {"K": K, "K_PADDED": K, "D": D, "D_PADDED": 8, "TILES": 32, "CHILDREN": 128}
 TOKENS = {"K": K, "STREAM": 0, "BLOCK": 1024, "IS_GPU": True}
 CHAIN = {"K": 5, "HAS_PROBS": True, "IS_SAMPLED": False, "HAS_D2T": True}
-CHAIN |= {"LEAST": 1e-4, "S": 64, "BLOCK": 64}
+CHAIN |= {"HAS_CONFIDENCE": True, "LEAST": 1e-4, "S": 64, "BLOCK": 64}
 WORDS = {"STOP_IDS": 64, "HAS_WORDS": True, "WORDS": 64, "LENGTH": 16}
 WEIGHTS = {"HAS_BIAS": True, "HAS_PENALTIES": True, "BLOCK": 2048}
 

@@ -21,9 +21,9 @@ def device(request):
     return torch.device(request.param)
 
 
-def make(device, rows):
+def make(device, most_rows):
     """Requests whose anchors are at these positions, with numbers of drafts of their own."""
-    buffers = step_buffers(device, 8, K, block_rows=rows)
+    buffers = step_buffers(device, 8, K, block_rows=most_rows)
     state = RequestState(6, chain(K), 3, 99, device)
     for name in LAID_OUT:
         getattr(buffers, name).fill_(-999)
@@ -37,11 +37,12 @@ def make(device, rows):
     return buffers, state
 
 
-@pytest.mark.parametrize("rows", [K, K + 1])
+# the last two are shorter than the longest blocks
+@pytest.mark.parametrize("rows, most_rows", [(K, K), (K + 1, K + 1), (2, K), (K, K + 1)])
 @pytest.mark.parametrize("by", [by_kernel(fill_blocks), fill_blocks_ref])
-def test_rows_of_blocks_are_laid_out_after_the_anchor(device, by, rows):
-    buffers, state = make(device, rows)
-    by(buffers, state, 7, MASK, LONGEST)
+def test_rows_of_blocks_are_laid_out_after_the_anchor(device, by, rows, most_rows):
+    buffers, state = make(device, most_rows)
+    by(buffers, state, 7, rows, MASK, LONGEST)
     ids, positions, slots, limits = (
         getattr(buffers, name)[: 7 * rows].view(7, rows).tolist() for name in LAID_OUT
     )
@@ -57,7 +58,7 @@ def test_rows_of_blocks_are_laid_out_after_the_anchor(device, by, rows):
     assert slots[4][2:] == [-1] * (rows - 2)
     assert limits[4] == [LONGEST - 1] * rows
     assert slots[5] == [11 * 64 + 63, *(21 * 64 + i for i in range(rows - 1))]
-    num_own = 1 + rows - K  # of a request with one draft
+    num_own = 1 + most_rows - K  # of a request with one draft
     assert positions[6] == [62 + i if i < num_own else 0 for i in range(rows)]
     assert limits[6] == [62 + num_own - 1] * rows
     assert all((getattr(buffers, name)[7 * rows :] == -999).all() for name in LAID_OUT)

@@ -61,20 +61,24 @@ def test_logits_may_have_a_factor(device, by):
 
 def test_a_level_may_have_some_of_the_rows_of_which_maxima_are_known(device):
     """A block's levels come from one product of the head, the first ones first."""
-    normed, weight = torch.randn(15, D, device=device), torch.randn(V, D, device=device)
-    best, ids, _ = launch_tile_maxima(normed, weight)
-    blocks, levels_alone = make(device, 3), make(device, 3)
+    normed, weight = torch.randn(15, D, device=device) / 4, torch.randn(V, D, device=device)
+    maxima = launch_tile_maxima(normed, weight, has_sums=True)
+    how = {"calibration": torch.ones(2, 3, device=device)}
+    blocks, levels_alone = (make(device, 3, keeps_probs=True) for _ in range(2))
     for buffers, state in (blocks, levels_alone):
         fill_round_ref(buffers, state, 5, chain(3), 0, MAX_LEN)
     for level in range(3):
         rows = slice(5 * level, 5 * level + 5)
-        part = TileMaxima(best[:, rows], ids[:, rows])
-        launch_write_nodes(part, level_of(*blocks, level))
-        by_kernel(propose_level)(normed[rows].clone(), weight, level_of(*levels_alone, level))
+        part = TileMaxima(*(each[:, rows] for each in maxima))
+        launch_write_nodes(part, level_of(*blocks, level, **how))
+        alone = level_of(*levels_alone, level, **how)
+        by_kernel(propose_level)(normed[rows].clone(), weight, alone)
     rows = [0, 2, 3, 4]  # that have batch slots
-    assert torch.equal(blocks[1].draft_tokens[rows], levels_alone[1].draft_tokens[rows])
-    assert torch.equal(blocks[1].num_nodes[rows], levels_alone[1].num_nodes[rows])
+    for name in ("draft_tokens", "draft_probs", "num_nodes"):
+        found, expected = (getattr(state, name)[rows] for _, state in (blocks, levels_alone))
+        assert torch.equal(found, expected), name
     assert len(blocks[1].draft_tokens[rows].unique()) > 6
+    assert blocks[1].draft_probs[rows].unique().numel() == 12
 
 
 @pytest.mark.parametrize("K, level", [(1, 0), (3, 0), (3, 1), (3, 2), (5, 4)])
@@ -114,8 +118,9 @@ def test_a_node_goes_to_the_state_and_to_the_row_after_it(device, K, level, has_
 
 
 @pytest.mark.parametrize("is_sampled", [False, True])
-@pytest.mark.parametrize("level", [0, None])
-def test_a_node_has_the_probability_of_its_path(device, level, is_sampled):
+@pytest.mark.parametrize("level, is_sure", [(0, None), (None, None), (0, 0.3)])
+def test_a_node_has_the_probability_of_its_path(device, level, is_sure, is_sampled):
+    """is_sure: what the draft says beside its logits, of the first request."""
     K = 3
     *ours, num_rows = shared_case(device, K)
     fill_round_ref(*ours, 5, chain(K), num_rows, MAX_LEN)
@@ -135,8 +140,11 @@ def test_a_node_has_the_probability_of_its_path(device, level, is_sampled):
     )
     noise = Perturbation(torch.full((5,), -torch.inf, device=device), keys)
     draw = (lambda _: noise) if is_sampled else None
+    given = {"calibration": calibration}
+    if is_sure is not None:
+        given["confidence_B"] = torch.tensor([is_sure, 0.9, torch.nan, 0.5, 1.0], device=device)
     for write, case in ((by_kernel(propose_level), ours), (propose_by_twin, theirs)):
-        write(normed, weight, level_of(*case, level, calibration=calibration), draw)
+        write(normed, weight, level_of(*case, level, **given), draw)
     same(ours, theirs, 5, K)
     for name, rtol in (("draft_probs", 2e-3), ("num_nodes", 0)):
         found, expected = (getattr(each[1], name)[[4, 0, 2, 3]] for each in (ours, theirs))
@@ -145,6 +153,9 @@ def test_a_node_has_the_probability_of_its_path(device, level, is_sampled):
     state = ours[1]
     assert state.num_nodes[[4, 0, 2, 3]].tolist() == [0, at + 1, at + 1, 1]
     confidence = (normed[0] @ weight.t()).double().softmax(dim=0).amax()  # of a greedy request
+    if is_sure is not None:
+        confidence = (confidence * is_sure).sqrt()
+        assert state.draft_probs[2, at] < 1e-3  # NaN counts as 0
     confidence = confidence.clamp(1e-4, 1 - 1e-4)
     odds = 0.7 * confidence / (1 - confidence)
     conditional = odds / (1 + odds)

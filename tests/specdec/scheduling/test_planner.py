@@ -25,6 +25,9 @@ COSTS = StepCosts(
 )
 TREE = TreeShape(num_levels=K, top_k=2, num_nodes=9)
 SHAPE = TREE.of(1).drafts
+# of 2 tokens or of 4, which hardly cost more for few requests
+BLOCKS = ((2, ((8, 0.5), (64, 0.9), (256, 3.0))), (4, ((8, 0.55), (64, 2.4), (256, 6.0))))
+OF_BLOCKS = replace(COSTS, level=(), blocks=BLOCKS)
 WITH_TREES = replace(COSTS, tree=TreeCosts(all_levels=((8, 5.0),), shape=TREE))
 
 
@@ -97,10 +100,12 @@ def rising_costs(draw):
     sizes = sorted({rows for _, rows in GRID})
     rounds = np.cumsum([draw(ms) for _ in sizes]) + draw(st.floats(0.5, 5.0))
     plain = np.cumsum([draw(ms) for _ in range(16)]) + draw(st.floats(0.5, 5.0))
+    of_blocks = ((2, ((16, draw(ms)),)), (K, ((16, draw(ms)),)))
     return StepCosts(
         rounds=tuple(zip(sizes, rounds.tolist(), strict=True)),
         plain=tuple(enumerate(plain.tolist(), start=1)),
         level=((16, draw(st.floats(0.0, 1.0))),),
+        blocks=draw(st.sampled_from([(), of_blocks])),
     )
 
 
@@ -121,10 +126,13 @@ def test_rates_are_those_of_an_exhaustive_search(costs, seed, num_requests, shar
     padded = min(b for b, _ in GRID if b >= n)
     sizes = sorted(rows for b, rows in GRID if b == padded)
     found = ways.chains(ways.curves(sample, num_drafting), load)
-    for levels, way in enumerate(found, start=1):
+    drafts_ms = {levels: (levels - 1) * costs.level[0][1] for levels in range(1, K + 1)}
+    if costs.blocks:
+        drafts_ms = {levels: ms for levels, ((_, ms),) in costs.blocks}
+    for levels, way in zip(drafts_ms, found, strict=True):
         best = max(
             (n + top_sum(held, levels, rows - n, num_drafting))
-            / (dict(costs.rounds)[rows] + (levels - 1) * costs.level[0][1] + keys_ms)
+            / (dict(costs.rounds)[rows] + drafts_ms[levels] + keys_ms)
             for rows in sizes
         )
         assert (way.shape, way.rate) == (chain(levels), pytest.approx(best))
@@ -219,6 +227,38 @@ def test_the_first_rounds_draft_three_levels_and_verify_all_that_fits():
     assert planner.plan(coming(2, chain(3))) == RoundPlan(8, chain(3))
     assert planner.plan(coming(256, chain(3))) == RoundPlan(1024, chain(3))
     assert Planner(COSTS, SIZES, 2).plan(coming(1)) == RoundPlan(1, chain(2))
+
+
+@pytest.mark.parametrize(
+    "num_requests, rate, levels",
+    [
+        *((n, 0.03, 0) for n in (1, 16, 64)),
+        *((n, 0.95, 4) for n in (1, 8)),
+        (64, 0.5, 2),
+        (256, 0.5, 0),
+    ],
+)
+def test_of_blocks_none_half_or_the_whole_is_drafted(num_requests, rate, levels):
+    planner = taught(OF_BLOCKS, num_requests, rate)
+    assert planner.plan(coming(num_requests)).next_shape == chain(levels)
+    [ways] = planner._known.values()
+    assert [way.shape.levels for way in ways] == [0, 2, 4]
+    if levels:
+        rows = planner.plan(coming(num_requests, chain(levels))).num_rows
+        assert rows > num_requests
+        assert (rows < num_requests * (1 + levels)) == (num_requests == 64)
+
+
+def test_blocks_are_probed_by_the_next_longer_one():
+    """And the first ones are the shortest that have as many tokens as the first levels."""
+    longer = replace(OF_BLOCKS, blocks=((4, BLOCKS[0][1]), (8, BLOCKS[1][1])))
+    assert Planner(longer, SIZES, 8).plan(coming(2)) == RoundPlan(2, chain(4))
+    assert Planner(OF_BLOCKS, SIZES, K).plan(coming(2)) == RoundPlan(2, chain(4))
+    for num_requests, rate, usual, probed in ((16, 0.03, 0, 2), (64, 0.5, 2, 4)):
+        planner = taught(OF_BLOCKS, num_requests, rate)
+        levels = [planner.plan(coming(num_requests)).next_shape.levels for _ in range(260)]
+        assert {usual, probed} == {*levels}
+        assert levels.count(probed) == planner.statistics.num_probes > 0
 
 
 def test_one_bad_round_of_one_request_is_too_little_to_stop_drafting():
@@ -321,12 +361,16 @@ def test_the_load_of_prompts_is_a_running_average():
         (4, 3, 0, 4.2 + 0.4),
         (4, 0, 100, 4.5 - 0.2),  # which has no first level
         (100, 3, 0, 12.6 + 0.4),
+        (-4, 0, 100, 4.5),  # of blocks, whose rounds have none
+        (-4, 2, 0, 4.2 + 0.5),
+        (-9, 3, 0, 4.2 + 2.4),
     ],
 )
 def test_times_are_compared_with_those_of_the_kind_of_step(
     num_requests, levels, num_prompt_rows, expected
 ):
-    planner = Planner(COSTS, SIZES, K)
+    planner = Planner(COSTS if num_requests > 0 else OF_BLOCKS, SIZES, K)
+    num_requests = abs(num_requests)
     size = StepSize(
         num_requests=num_requests,
         num_rows=num_requests * (1 + levels),

@@ -167,35 +167,40 @@ def test_attention_to_trees_beside_chains_is_compiled_ahead(monkeypatch, max_mod
                 assert kinds(count, longest) <= ahead, (count, longest)
 
 
+@pytest.mark.parametrize("is_adaptive", [False, True])
 @pytest.mark.parametrize("group, K, block_rows", [(8, 4, 4), (16, 2, 2), (4, 7, 8)])
-def test_attention_of_blocks_is_compiled_ahead(group, K, block_rows):
-    """A block may have one row less than its request verifies."""
+def test_attention_of_blocks_is_compiled_ahead(group, K, block_rows, is_adaptive):
+    """A block may have one row less than its request verifies, or half as many."""
     sizes = EngineSizes(
         max_model_len=17568,
         max_num_seqs=40,
         max_num_batched_tokens=8192,
         num_kv_blocks=1000,
         num_speculative_tokens=K,
+        is_adaptive=is_adaptive,
         block_rows=block_rows,
     )
     heads = HeadShape(group, 8, 128, 2)
 
-    def kind(count: int, max_seq_len: int) -> object:
-        keys = min(max_seq_len + block_rows, sizes.max_model_len)
-        return plan_launch(count, block_rows, heads, most_keys=keys).kind
+    def kind(count: int, max_seq_len: int, levels: int) -> object:
+        rows = levels + block_rows - K
+        keys = min(max_seq_len + rows, sizes.max_model_len)
+        return levels, plan_launch(count, rows, heads, most_keys=keys).kind
 
     ahead = set()
 
     def step_of(round: Round, computed: int, flags: object) -> None:
-        if round.state_rows and not round.parts:
-            bound = min(computed + sizes.path_len, sizes.max_model_len)
-            ahead.add(kind(len(round.state_rows), bound))
+        if round.state_rows and not round.parts and round.next_shape.nodes:
+            most = sizes.path_len if round.shape.nodes else 1
+            bound = min(computed + most, sizes.max_model_len)
+            ahead.add(kind(len(round.state_rows), bound, round.next_shape.levels))
 
     graphs = SimpleNamespace(shapes=())
     list(forwards(SimpleNamespace(sizes=sizes, heads=(heads,), step_of=step_of, graphs=graphs)))
     for count in range(1, sizes.max_num_seqs + 1):
         for longest in (64, 3072 - block_rows, 3072, 4096 - block_rows, 4096, 17568):
-            assert kind(count, longest) in ahead, (count, longest)
+            for levels in {K, (K + 1) // 2 if is_adaptive else K}:
+                assert kind(count, longest, levels) in ahead, (count, longest, levels)
 
 
 @pytest.mark.parametrize("has_wgmma", [False, True])

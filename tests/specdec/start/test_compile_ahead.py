@@ -14,11 +14,12 @@ from specdec.passes.captured import shared_shapes
 from specdec.requests.params import GREEDY
 from specdec.rounds.logprobs import ROWS_AT_ONCE
 from specdec.scheduling.work import PromptPart
-from specdec.sizes import PLAIN, EngineSizes
+from specdec.sizes import PLAIN, EngineSizes, TreeShape
 from specdec.start.compile_ahead import (
     DRAWN,
     FLAGS,
     LOGPROB_ROWS,
+    block_rounds,
     forwards,
     mixed_steps,
     request_counts,
@@ -46,6 +47,11 @@ def test_each_kind_of_row_count_is_compiled_ahead(max_num_seqs, query_len):
         sizes.block_rows = query_len
         counts = list(request_counts(SimpleNamespace(sizes=sizes), query_len))
         for rows in (query_len - 1, query_len):
+            every = {kind(count * rows) for count in range(1, max_num_seqs + 1)}
+            assert {kind(count * rows) for count in counts} >= every
+        sizes.tree = TreeShape(num_levels=3, top_k=5, num_nodes=query_len - 1)
+        counts = list(request_counts(SimpleNamespace(sizes=sizes), query_len))
+        for rows in (3, 4, 5, query_len):
             every = {kind(count * rows) for count in range(1, max_num_seqs + 1)}
             assert {kind(count * rows) for count in counts} >= every
 
@@ -160,6 +166,28 @@ def test_rounds_whose_rows_are_shared_out_are_compiled_ahead(max_num_seqs):
     assert widest <= {each[:2] for each in steps}
     assert (1, 0, 0) in steps
     assert len(shapes) <= 64
+
+
+@pytest.mark.parametrize("block_rows", [7, 8])
+def test_blocks_whose_length_varies_are_compiled_ahead(block_rows):
+    sizes = EngineSizes(
+        max_model_len=4096,
+        max_num_batched_tokens=8192,
+        max_num_seqs=40,
+        num_kv_blocks=1,
+        num_speculative_tokens=7,
+        is_adaptive=True,
+        block_rows=block_rows,
+    )
+    steps = []
+    step_of = lambda round, *_: steps.append((round.next_shape.levels, round.num_verified))  # noqa: E731
+    runner = SimpleNamespace(sizes=sizes, step_of=step_of)
+    list(block_rounds(runner, GREEDY))
+    assert {levels for levels, _ in steps} == {4, 7}
+    for levels in (4, 7):
+        for rows in (levels, levels + block_rows - 7):
+            found = {kind(count * rows) for each, count in steps if each == levels}
+            assert found >= {kind(count * rows) for count in range(1, 41)}
 
 
 def test_shapes_hold_every_round_that_may_be_asked_for():

@@ -15,6 +15,7 @@ from specdec.start import step_times
 from specdec.start.measure_costs import AS_NEXT, NEVER, measure_costs, measure_round_costs
 from specdec.start.step_times import apart, as_rounds, between
 from specdec.step import Acts
+from tests.block_pair import write_bigrams
 from tests.shared_rows import rows_are_shared
 
 # of rounds on an H200, by classes of rows
@@ -106,6 +107,9 @@ class Device:
         return round_ms(step.num_tokens) - 0.25 * (step.next_shape == PLAIN)
 
     def draft(self, step):
+        if self.runner.sizes.block_rows:
+            self.now += block_ms(step.next_shape.levels, step.num_reqs)
+            return
         level = 0.125 if self.runner._stops_below > 1 else level_ms(step.num_reqs)
         self.now += level * (step.next_shape.levels - 1)
 
@@ -124,6 +128,10 @@ def level_ms(num_reqs):
     return 0.25 + 1e-3 * num_reqs
 
 
+def block_ms(num_tokens, num_reqs):
+    return 0.5 + 0.01 * num_tokens * num_reqs
+
+
 class Mark:
     """What a device's clock showed when it got there."""
 
@@ -139,10 +147,10 @@ class Mark:
 
 @pytest.fixture
 def measured(monkeypatch):
-    """measured(max_num_seqs): an engine's costs on such a device, and the device."""
+    """measured(max_num_seqs, draft="demo"): an engine's costs on such a device, and the device."""
 
-    def measure(count):
-        draft = {"model": "demo", "num_speculative_tokens": "auto"}
+    def measure(count, draft="demo"):
+        draft = {"model": draft, "num_speculative_tokens": "auto"}
         with rows_are_shared():
             llm = LLM("demo", draft, max_num_seqs=count, max_model_len=1024, device="cpu")
         runner = llm.engine.runner
@@ -196,6 +204,22 @@ def test_trees_cost_what_all_their_levels_do_or_one_that_stops(measured):
         assert tree.ms(n, 1) == pytest.approx(rows_ms + further * 0.125, abs=0.3)
 
 
+def test_blocks_are_priced_apart_from_rounds_by_length_and_requests(measured, tmp_path):
+    draft = write_bigrams(tmp_path, "dflash", markov=None, confidence=None)
+    _, costs, device = measured(20, str(draft))
+    assert dict(costs.rounds) == pytest.approx({n: round_ms(n) - 0.25 for n, _ in costs.rounds})
+    assert dict(costs.mixed) == pytest.approx({n: mixed_ms(n) for n, _ in costs.mixed})
+    assert costs.plain[-1] == (20, pytest.approx(round_ms(20) - 0.25))
+    assert (costs.level, costs.skipped_ms, costs.tree) == ((), None, None)
+    K = device.runner.sizes.num_speculative_tokens
+    assert [length for length, _ in costs.blocks] == [-(-K // 2), K]
+    for length, by_requests in costs.blocks:
+        assert [n for n, _ in by_requests][-1] == 20
+        expected = {n: block_ms(length, n) for n, _ in by_requests}
+        assert dict(by_requests) == pytest.approx(expected)
+    assert [what for what, _ in itertools.groupby(device.log)] == ["run", "wait"] * 2
+
+
 def test_an_engine_of_256_requests_is_measured_by_few_runs(measured):
     """Nothing waits before all steps are launched, for either table."""
     _, _, device = measured(256)
@@ -214,11 +238,15 @@ class HostMark(Mark):
         pass
 
 
-@pytest.mark.parametrize("k", ["auto", *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 0))])
-def test_every_step_that_is_measured_runs(monkeypatch, k):
+@pytest.mark.parametrize(
+    "k", ["auto", *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 0, "block"))]
+)
+def test_every_step_that_is_measured_runs(monkeypatch, tmp_path, k):
     monkeypatch.setattr(step_times, "mark", HostMark)
+    draft = {"model": "demo", "num_speculative_tokens": k}
+    if k == "block":
+        draft = {"model": str(write_bigrams(tmp_path, "deepspec-dspark"))}
     with rows_are_shared():
-        draft = {"model": "demo", "num_speculative_tokens": k}
         runner = LLM("demo", draft, max_num_seqs=4, max_model_len=256, device="cpu").engine.runner
     with runner.stopping_below(NEVER):
         steps = measure_costs(runner)
@@ -227,6 +255,8 @@ def test_every_step_that_is_measured_runs(monkeypatch, k):
             costs = measure_round_costs(runner, steps)
             assert all(ms > 0 for _, ms in costs.plain)
             assert all((ms > 0) == (k != 1) for _, ms in costs.level)
+            assert (len(costs.blocks), len(costs.level) > 0) == ((2, 0) if k == "block" else (0, 1))
+            assert all(ms > 0 for _, by_requests in costs.blocks for _, ms in by_requests)
             assert (costs.tree is not None) == (k == "auto")
 
 

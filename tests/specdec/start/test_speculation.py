@@ -7,6 +7,7 @@ import pytest
 
 from specdec import SpeculativeConfig
 from specdec.config import EngineConfig
+from specdec.sizes import TreeShape
 from specdec.speculative_config import METHODS
 from specdec.start.runners import check_method, refuse_pieces
 from specdec.start.speculation import (
@@ -52,24 +53,23 @@ def test_a_draft_of_few_tokens_has_no_trees_and_the_log_says_so(caplog):
 @pytest.mark.parametrize(
     "values, number, reason",
     [
-        ({"num_speculative_tokens": "auto", "has_graphs": False}, 3, "on a GPU only"),
+        ({"num_speculative_tokens": "auto", "has_graphs": False}, 3, "rounds are measured"),
         (
             {"num_speculative_tokens": "auto", "acceptance": "block"},
             3,
-            "acceptance='block': adaptive drafting needs",
+            "acceptance='block': adaptive",
         ),
         (
             {"num_speculative_tokens": 6, "acceptance": "rejection"},
             6,
-            "rejection",
+            "acceptance='rejection': adaptive",
         ),
     ],
 )
 def test_where_they_cannot_vary_the_log_says_why(caplog, values, number, reason):
     with caplog.at_level(logging.INFO, "specdec"):
         assert drafting(**values) == Drafting(number)
-    assert f"{number} drafts for every request" in caplog.text
-    assert reason in caplog.text
+    assert f"the number of drafts does not adapt: {reason}" in caplog.text
 
 
 BLOCK = block_config(tiny_target())
@@ -80,14 +80,21 @@ def checked(draft=BLOCK, **values):
     return of_checkpoint(drafting_of(speculation, has_graphs=True), speculation, draft)
 
 
-def test_a_block_draft_proposes_the_same_number_in_every_round(caplog):
-    assert checked() == Drafting(5)  # of blocks of 6 rows, whose first one proposes nothing
-    assert checked(replace(BLOCK, anchor_proposes=True)) == Drafting(6)
-    assert checked(replace(BLOCK, block_size=16)) == Drafting(8)
-    assert checked(num_speculative_tokens=2, adaptive=False) == Drafting(2)
+def test_a_block_draft_proposes_as_many_tokens_as_pay_or_a_fixed_number(caplog):
+    fixed = {"adaptive": False}
+    assert checked(**fixed) == Drafting(5)  # of blocks of 6 rows, whose first one proposes nothing
+    assert checked(replace(BLOCK, anchor_proposes=True), **fixed) == Drafting(6)
+    assert checked(replace(BLOCK, block_size=16), **fixed) == Drafting(8)
+    assert checked(acceptance="rejection") == Drafting(5)
+    assert checked() == checked(adaptive=True) == Drafting(5, is_adaptive=True)
     with caplog.at_level(logging.INFO, "specdec"):
-        checked(num_speculative_tokens=3)
+        assert checked(num_speculative_tokens=3, **fixed) == Drafting(3)
+        assert checked(num_speculative_tokens=2) == Drafting(2, is_adaptive=True)
     assert "a dflash draft proposes 3 tokens for every request, in one pass" in caplog.text
+    assert "a dflash draft proposes up to 2 tokens, as it pays, in one pass" in caplog.text
+    tree = TreeShape(num_levels=4, top_k=3, num_nodes=9)
+    of_tree = {"num_speculative_tokens": 4, "top_k": 3, "num_draft_tokens": 9}
+    assert checked(**of_tree) == Drafting(4, tree=tree)
     assert [block_rows(BLOCK, K) for K in (0, 1, 5)] == [0, 2, 6]
     assert block_rows(replace(BLOCK, anchor_proposes=True), 5) == 5
     assert block_rows(None, 5) == 0
@@ -97,14 +104,21 @@ def test_a_block_draft_proposes_the_same_number_in_every_round(caplog):
     "values, words",
     [
         ({"num_speculative_tokens": 6}, "=6: .* blocks of 6 rows proposes at most 5$"),
-        ({"num_speculative_tokens": 4, "top_k": 3}, "^top_k=3: .* EAGLE heads only"),
-        ({"adaptive": True}, "^adaptive=True: a dflash draft proposes as many"),
+        ({"num_speculative_tokens": 6, "top_k": 3}, "=6: .* blocks of 6 rows proposes at most 5$"),
         ({"draft_confidence_threshold": 0.2}, "^draft_confidence_threshold=0.2: .* spare nothing"),
     ],
 )
 def test_what_a_block_draft_cannot_do_is_refused(values, words):
     with pytest.raises(ValueError, match=words):
         checked(**values)
+
+
+def test_a_selector_chooses_among_whole_blocks_as_a_chain():
+    dflash2 = replace(BLOCK, **DFLASH2)
+    assert checked(dflash2) == Drafting(5)
+    for values in ({"adaptive": True}, {"num_speculative_tokens": 4, "top_k": 3}):
+        with pytest.raises(ValueError, match="a dflash2 draft proposes a whole block in every"):
+            checked(dflash2, **values)
 
 
 def test_graphs_in_pieces_are_refused_for_a_draft_that_has_none():

@@ -208,8 +208,8 @@ def _prompt(runner: Runner, rows: int) -> Step:
     """Make prompts of padding, as far as the sizes allow; several where one is too long."""
     sizes = runner.sizes
     lengths = lengths_of(sizes, min(rows, sizes.max_num_rows))
-    of_chains = PLAIN if sizes.block_rows else chain(1)
-    return prompts(runner, lengths, next_shape=of_chains if sizes.is_adaptive else None)
+    least = PLAIN if sizes.block_rows else chain(1)  # beside which more is priced apart
+    return prompts(runner, lengths, next_shape=least if sizes.is_adaptive else None)
 
 
 def _keys(runner: Runner) -> tuple[Timed, Timed, int] | None:

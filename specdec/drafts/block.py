@@ -14,7 +14,7 @@ best of logits + temperature * noise, since the noise of a draft is known before
 p/q they are the best of the logits, so that drafts have a law, in which no other token is likely.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,14 +26,14 @@ from specdec.drafts.perturbation import perturbation, perturbation_of_block
 from specdec.kernels import use_triton
 from specdec.kernels.best_token import TileMaxima, launch_tile_maxima
 from specdec.kernels.linear import linear
-from specdec.models.block import BlockModel, CandidateSelector
+from specdec.models.block import BlockModel, CandidateSelector, MarkovHead
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, DraftGraphs
 from specdec.rounds.block_rows import fill_blocks
 from specdec.rounds.buffers import StepBuffers
 from specdec.rounds.candidates import best_candidates, of_all_ids
 from specdec.rounds.level import DraftLevel
-from specdec.rounds.propose import launch_write_nodes, write_level
+from specdec.rounds.propose import launch_write_nodes, propose_levels, write_level
 from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Proposal, Step
 from specdec.sizes import EngineSizes, chain
@@ -105,27 +105,15 @@ class BlockDrafter:
         # the rows that propose, level by level
         hidden_BRD = hidden_XD.view(num_reqs, self.sizes.block_rows, -1)
         hidden_KBD = hidden_BRD[:, self.sizes.anchor_rows :].transpose(0, 1).contiguous()
+        levels = [self._level(level) for level in range(len(hidden_KBD))]
         if model.candidate_selector is not None:
             self._propose_selected(hidden_KBD, model.candidate_selector, is_drawn)
             return
-        if not is_drawn and model.markov_head is None and use_triton(hidden_XD):
-            self._propose_best(hidden_KBD)
+        if model.markov_head is not None:
+            self._propose_in_turn(model.markov_head, hidden_KBD, levels, is_drawn)
             return
-        logits_XW = model.logits(hidden_KBD.flatten(0, 1))
-        features = self._features(hidden_KBD)
-        for level in range(len(hidden_KBD)):
-            logits_BW = logits_XW[level * num_reqs :][:num_reqs]
-            self._write(logits_BW, next(features), self._level(level), is_drawn)
-
-    def _propose_best(self, hidden_KBD: Tensor) -> None:
-        """Write greedy drafts that depend on no other, without their logits."""
-        model = self.model
-        head = hidden_KBD.flatten(0, 1), model.lm_head.weight
-        best, ids, _ = launch_tile_maxima(*head, factor=model.logits_factor)
-        B = hidden_KBD.shape[1]
-        for level in range(len(hidden_KBD)):
-            here = slice(level * B, (level + 1) * B)
-            launch_write_nodes(TileMaxima(best[:, here], ids[:, here]), self._level(level))
+        draw = partial(perturbation, rule=self.rule) if is_drawn else None
+        propose_levels(hidden_KBD, model.lm_head.weight, levels, draw, model.logits_factor)
 
     def _propose_selected(
         self, hidden_KBD: Tensor, selector: CandidateSelector, is_drawn: bool
@@ -148,7 +136,7 @@ class BlockDrafter:
                 launch_write_nodes(TileMaxima(scores_kB, ids_kB), to)  # each is a tile of its own
             else:
                 logits_BW = of_all_ids(scores_kB, ids_kB, logits_XW.shape[1])
-                draw = perturbation(to, self.rule, logits_BW) if has_law else None
+                draw = perturbation(to, logits_BW, self.rule) if has_law else None
                 write_level(logits_BW, to, draw)
             token_B = self.buffers.draft_last_tokens[:B]
 
@@ -156,32 +144,29 @@ class BlockDrafter:
         """List the last sampled tokens of the batch slots."""
         return self.buffers.block_ids.view(-1, self.sizes.block_rows)[:num_reqs, 0]
 
-    def _features(self, hidden_KBD: Tensor) -> Iterator[Tensor | None]:
-        """Yield what markov_w2 reads, level by level, once the token before is written."""
-        head = self.model.markov_head
-        B = hidden_KBD.shape[1]
+    def _propose_in_turn(
+        self, head: MarkovHead, hidden_KBD: Tensor, levels: Sequence[DraftLevel], is_drawn: bool
+    ) -> None:
+        """Write level after level, since the logits of each depend on the token before it."""
+        _, B, _ = hidden_KBD.shape
+        logits_XW = self.model.logits(hidden_KBD.flatten(0, 1))
         token_B = self._anchors(B)
         state_Br = None
-        for hidden_BD in hidden_KBD:
-            if head is None:
-                yield None
-                continue
+        logits_KBW = logits_XW.view(len(levels), B, -1)
+        for hidden_BD, logits_BW, to in zip(hidden_KBD, logits_KBW, levels, strict=True):
             feature_Br, state_Br = head(token_B, hidden_BD, state_Br)
-            yield feature_Br
+            self._write(logits_BW, (feature_Br, head.markov_w2.weight), to, is_drawn)
             token_B = self.buffers.draft_last_tokens[:B]
 
     def _write(
-        self, logits_BW: Tensor, feature_Br: Tensor | None, to: DraftLevel, is_drawn: bool
+        self, logits_BW: Tensor, bias: tuple[Tensor, Tensor], to: DraftLevel, is_drawn: bool
     ) -> None:
-        """Write a level's drafts. logits: of the head alone"""
-        head = self.model.markov_head
-        if head is not None and feature_Br is not None:
-            bias = feature_Br, head.markov_w2.weight
-            if not is_drawn and use_triton(logits_BW):
-                launch_write_nodes(launch_tile_maxima(*bias, addend_TV=logits_BW), to)
-                return
-            logits_BW = logits_BW + linear(*bias, out_dtype=logits_BW.dtype)
-        write_level(logits_BW, to, perturbation(to, self.rule, logits_BW) if is_drawn else None)
+        """Write a level's drafts. bias: factors of what is added to the head's logits"""
+        if not is_drawn and use_triton(logits_BW):
+            launch_write_nodes(launch_tile_maxima(*bias, addend_TV=logits_BW), to)
+            return
+        logits_BW = logits_BW + linear(*bias, out_dtype=logits_BW.dtype)
+        write_level(logits_BW, to, perturbation(to, logits_BW, self.rule) if is_drawn else None)
 
     def _level(self, level: int) -> DraftLevel:
         return DraftLevel(

@@ -7,15 +7,14 @@ import torch
 
 from specdec.drafts.perturbation import perturbation
 from specdec.kernels.best_children import Perturbation
-from specdec.kernels.best_token import TileMaxima, launch_tile_maxima
 from specdec.kernels.choose_token import NoiseKeys
 from specdec.kernels.gumbel import TARGET
 from specdec.requests.draft_tree import depths
 from specdec.rounds.children import launch_children
 from specdec.rounds.fill import fill_round_ref
 from specdec.rounds.propose import (
-    launch_write_nodes,
     propose_level,
+    propose_levels,
     write_level,
     write_level_ref,
 )
@@ -59,18 +58,15 @@ def test_logits_may_have_a_factor(device, by):
     assert not torch.equal(found[0][1], found[2][1])
 
 
-def test_a_level_may_have_some_of_the_rows_of_which_maxima_are_known(device):
-    """A block's levels come from one product of the head, the first ones first."""
-    normed, weight = torch.randn(15, D, device=device), torch.randn(V, D, device=device)
-    best, ids, _ = launch_tile_maxima(normed, weight)
+@pytest.mark.parametrize("by", [by_kernel(propose_levels), propose_levels])
+def test_levels_that_depend_on_no_other_are_those_of_one_after_another(device, by):
+    normed, weight = torch.randn(3, 5, D, device=device), torch.randn(V, D, device=device)
     blocks, levels_alone = make(device, 3), make(device, 3)
     for buffers, state in (blocks, levels_alone):
         fill_round_ref(buffers, state, 5, chain(3), 0, MAX_LEN)
+    by(normed, weight, [level_of(*blocks, level) for level in range(3)])
     for level in range(3):
-        rows = slice(5 * level, 5 * level + 5)
-        part = TileMaxima(best[:, rows], ids[:, rows])
-        launch_write_nodes(part, level_of(*blocks, level))
-        by_kernel(propose_level)(normed[rows].clone(), weight, level_of(*levels_alone, level))
+        by_kernel(propose_level)(normed[level].clone(), weight, level_of(*levels_alone, level))
     rows = [0, 2, 3, 4]  # that have batch slots
     assert torch.equal(blocks[1].draft_tokens[rows], levels_alone[1].draft_tokens[rows])
     assert torch.equal(blocks[1].num_nodes[rows], levels_alone[1].num_nodes[rows])
@@ -327,7 +323,7 @@ def test_rows_are_drawn_with_the_noise_of_their_requests_next_position(
     state.sampling.seeds[:] = torch.randint(0, 1 << 31, state.sampling.seeds.shape)
     to = level_of(buffers, state, level)
     logits = torch.zeros(num_reqs * to.rows_per_req, 40, device=device)
-    keys = perturbation(to, "exact", logits).noise_keys
+    keys = perturbation(to, logits, "exact").noise_keys
     row_X = rows[:num_reqs].repeat_interleave(to.rows_per_req)
     assert torch.equal(keys.seeds, state.sampling.seeds[row_X])
     depth = 3 if level is None else level + 1

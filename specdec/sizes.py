@@ -126,8 +126,8 @@ class EngineSizes:
     is_adaptive: bool = False  # rows of a round are shared out, and levels chosen, by what pays
     # None: all drafts are chains; with is_adaptive they are chains or trees, from step to step
     tree: TreeShape | None = None
-    # of a draft that proposes a block in one pass: K, and one if the anchor's proposes nothing; 0:
-    # it drafts level by level
+    # rows of a request in the one pass of a parallel draft: K, and one if the anchor's proposes
+    # nothing, or one less if the row before it proposes the first; 0: it drafts level by level
     block_rows: int = 0
 
     def __post_init__(self) -> None:
@@ -170,6 +170,11 @@ class EngineSizes:
     def anchor_rows(self) -> int:
         """Count the rows of a request's block that propose nothing, 0 or 1."""
         return max(self.block_rows - self.num_speculative_tokens, 0)
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether the draft proposes the first token as it extends its KV."""
+        return self.block_rows < self.num_speculative_tokens
 
     @property
     def path_len(self) -> int:

@@ -215,6 +215,8 @@ class EagleConfig:
       `norm_before_residual` (EAGLE-3).
     - recycled: "pre_norm", the residual stream after the last layer; "post_norm", after `norm`.
     - head: logits = lm_head(norm(stream)), or lm_head(stream) where `has_final_norm` is False.
+    - `mask_token_id` (P-EAGLE: 2602.01469): rows after the last committed one, which proposes the
+      first draft, embed this token and have the feature mask_hidden; nothing is recycled.
     """
 
     format: str  # for reports: "eagle-1", "eagle-3", "specforge", "speculators-eagle3", ...
@@ -236,9 +238,23 @@ class EagleConfig:
     norm_before_residual: bool = False
     has_final_norm: bool = True
     recycled: Literal["pre_norm", "post_norm"] = "pre_norm"
+    mask_token_id: int | None = None
+    trained_drafts: int | None = None  # that a parallel draft was trained to propose, if known
     has_own_embedding: bool = False
     has_own_head: bool = True
     has_d2t: bool = False
+
+    @property
+    def method(self) -> Literal["eagle", "eagle3", "peagle"]:
+        """Name it as users do."""
+        if self.is_parallel:
+            return "peagle"
+        return "eagle" if self.entry == "fc" else "eagle3"
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether one pass proposes all drafts after the first."""
+        return self.mask_token_id is not None
 
     @property
     def heads(self) -> Heads:
@@ -311,13 +327,13 @@ class BlockConfig:
         return "dflash" if self.markov is None and self.confidence is None else "dspark"
 
     @property
+    def is_parallel(self) -> bool:
+        return True
+
+    @property
     def max_drafts(self) -> int:
         """Count the drafts of a whole block."""
         return self.block_size - (not self.anchor_proposes)
-
-    def num_rows_for(self, num_drafts: int) -> int:
-        """Count the rows of a block that proposes so many tokens."""
-        return num_drafts + (not self.anchor_proposes)
 
     @property
     def heads(self) -> Heads:

@@ -46,7 +46,8 @@ RANGES = {
     "max_position_embeddings": Range(2, 2**31 - 1),  # a token and its successor
     "max_window_layers": Range(0, 2**31 - 1),
     "block_size": Range(2, 4096),  # the last sampled token and a draft
-    "mask_token_id": Range(0, 2**31 - 1),
+    **dict.fromkeys(("mask_token_id", "ptd_token_id", "pard_token"), Range(0, 2**31 - 1)),
+    "num_depths": SIZE,
     "markov_rank": Range(0, 2**31 - 1),  # 0: no such head
     **dict.fromkeys(("conv_group_size", "selector_rank"), SIZE),
     "selector_top_k": Range(1, 64),

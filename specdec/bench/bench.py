@@ -22,6 +22,7 @@ from specdec.start.speculation import (
     Drafting,
     check_number,
     of_draft,
+    usual_number,
 )
 from weights.config import BlockConfig
 from weights.load import LoadedEagle
@@ -58,12 +59,12 @@ class Bench:
     def check_draft(self) -> None:
         """Refuse what the draft cannot do, before anything is measured: ValueError."""
         eagle = self.pair.eagle
-        if eagle is None or not isinstance(eagle.config, BlockConfig):
+        if eagle is None or not eagle.config.is_parallel:
             return
         check_number(max(self.ks), eagle.config)
         for name in ("trees", "thresholds"):
             if getattr(self.options, name) is not None:
-                why = "trees, and drafts that stop, come from EAGLE heads only"
+                why = "it proposes as many tokens in every round, as a chain"
                 raise ValueError(
                     f"--{name} with a {eagle.config.method} draft: {why}: leave it out"
                 )
@@ -87,9 +88,9 @@ class Bench:
         return found
 
     def auto(self, eagle: LoadedEagle) -> Drafting:
-        """Draft as many tokens as pay, or a whole block."""
-        if isinstance(eagle.config, BlockConfig):
-            return Drafting(min(eagle.config.max_drafts, MOST_LEVELS))
+        """Draft as many tokens as pay, or as a parallel draft is trained for."""
+        if eagle.config.is_parallel:
+            return Drafting(usual_number(eagle.config))
         adaptive = Drafting(MOST_LEVELS, True, AUTO_TREE, confidence_threshold=None)
         return of_draft(adaptive, eagle.config.draft_vocab_size)
 

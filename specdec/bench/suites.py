@@ -20,7 +20,6 @@ from specdec.requests.stats import SpeculationStats
 from specdec.sizes import BLOCK_SIZE, TreeShape
 from specdec.start.measure_costs import NEVER
 from specdec.start.speculation import Drafting
-from weights.config import BlockConfig
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 8192, 16384)  # of first_token's prompts
 LONGEST_EAGER = 2048  # from there on launching op by op costs nothing
@@ -163,7 +162,7 @@ def trees(bench: Bench) -> Iterator[Row]:
     stopped).
     """
     eagle = bench.pair.eagle
-    if eagle is None or isinstance(eagle.config, BlockConfig):  # no block is a tree, or stops
+    if eagle is None or eagle.config.is_parallel:  # whose drafts are no trees, and never stop
         return
     shapes = SHAPES if bench.options.trees is None else bench.options.trees
     chains = [Drafting(K) for K in bench.ks if K > 0]

@@ -97,6 +97,11 @@ class EagleModel(nn.Module):
         rows = W if exchange is None else len(exchange.shard.ids_of(W))
         self.lm_head = Embedding(rows, D)  # never run: see rounds/propose.py
         self.logits_factor = 1.0  # a borrowed head has the target's
+        self.mask_feature_1D: Tensor | None = None  # of a parallel draft: see set_mask
+
+    def set_mask(self, mask_hidden: Tensor) -> None:
+        """Prepare what mask rows take in place of the target's features [1, 1, E], once."""
+        self.mask_feature_1D = self.features(mask_hidden[0])
 
     def features(self, features_TE: Tensor) -> Tensor:
         """Prepare the target's features for the draft's rows, [T, D]; not recycled streams."""

@@ -220,7 +220,7 @@ def request_counts(runner: Runner, query_len: int) -> Iterable[int]:
     if query_len > 1 and tree is not None:
         each.append(tree.top_k)
     if query_len > 1 and runner.sizes.block_rows:
-        each.append(query_len - 1)  # the rows of a block that propose
+        each.append(runner.sizes.block_rows - runner.sizes.anchor_rows)  # those that propose
     return dict.fromkeys(count for rows in each for count in (*counts_by_kind(rows, most), most))
 
 

@@ -97,18 +97,18 @@ def of_checkpoint(
     drafting: Drafting, speculation: SpeculativeConfig, draft: DraftConfig
 ) -> Drafting:
     """Draft as the checkpoint's kind can; ValueError for what it cannot."""
-    if isinstance(draft, BlockConfig):
-        return _of_block(drafting, speculation, draft)
+    if draft.is_parallel:
+        return _in_parallel(speculation, draft)
     return of_draft(drafting, draft.draft_vocab_size)
 
 
-def _of_block(drafting: Drafting, speculation: SpeculativeConfig, draft: BlockConfig) -> Drafting:
-    """Draft the same number in every round: one pass proposes them all."""
+def _in_parallel(speculation: SpeculativeConfig, draft: DraftConfig) -> Drafting:
+    """Draft the same number in every round: one pass proposes them all, or all but the first."""
     given, kind = speculation.num_speculative_tokens, f"a {draft.method} draft"
     if isinstance(given, int):
         check_number(given, draft)
     refused = {
-        "top_k": (speculation.has_fixed_tree, "draft trees come from EAGLE heads only"),
+        "top_k": (speculation.has_fixed_tree, f"{kind} proposes chains only"),
         "adaptive": (speculation.adaptive is True, f"{kind} proposes as many in every round"),
         "draft_confidence_threshold": (
             bool(speculation.draft_confidence_threshold),
@@ -118,9 +118,15 @@ def _of_block(drafting: Drafting, speculation: SpeculativeConfig, draft: BlockCo
     for name, (is_given, why) in refused.items():
         if is_given:
             raise ValueError(f"{name}={getattr(speculation, name)!r}: {why}: leave it out")
-    number = given if isinstance(given, int) else min(draft.max_drafts, MOST_LEVELS)
+    number = given if isinstance(given, int) else usual_number(draft)
     logger.info("%s proposes %d tokens for every request, in one pass", kind, number)
     return Drafting(number)
+
+
+def usual_number(draft: DraftConfig) -> int:
+    """Choose as many drafts as a parallel draft was trained to propose, and at most 8."""
+    trained = draft.max_drafts if isinstance(draft, BlockConfig) else draft.trained_drafts
+    return min(trained or MOST_LEVELS, MOST_LEVELS)
 
 
 def check_number(num_drafts: int, draft: DraftConfig) -> None:
@@ -133,6 +139,8 @@ def check_number(num_drafts: int, draft: DraftConfig) -> None:
 
 def block_rows(draft: DraftConfig | None, num_drafts: int) -> int:
     """Count the rows of a request in the pass that proposes this many tokens; 0: there is none."""
-    if not isinstance(draft, BlockConfig) or num_drafts == 0:
+    if draft is None or not draft.is_parallel or num_drafts == 0:
         return 0
-    return draft.num_rows_for(num_drafts)
+    if isinstance(draft, BlockConfig):
+        return num_drafts + (not draft.anchor_proposes)
+    return num_drafts - 1  # the first draft comes from the row before

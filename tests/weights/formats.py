@@ -6,6 +6,7 @@ LoadedTarget whose tensors are copied where a format always saves embedding or h
 round trips, and by tests/specdec for identical logits.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -382,6 +383,61 @@ def can_deepspec(config: EagleConfig, target: LoadedTarget) -> bool:
         and not config.has_d2t
     )
 
+
+# --- P-EAGLE
+
+
+def write_speculators_peagle(
+    directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
+) -> None:
+    """EAGLE-3's, with a mask; silent where its defaults say it."""
+    write_speculators_eagle3(directory, config, tensors, target)
+    keys = json.loads((directory / "config.json").read_text())
+    for key in ("norm_before_residual", "norm_before_fc", "fc_norm"):
+        if not keys[key]:
+            del keys[key]
+    keys |= {"mask_token_id": config.mask_token_id, "architectures": ["PEagleSpeculator"]}
+    keys |= {"speculators_model_type": "peagle"}
+    if config.trained_drafts is not None:
+        keys["num_depths"] = config.trained_drafts
+    (directory / "config.json").write_text(json.dumps(keys))
+
+
+def write_peagle(
+    directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
+) -> None:
+    """Heads for vLLM made by hand: the reference's names, and a mask."""
+    pieces = with_offsets(unfuse(config.layer, tensors), config.vocab_size, mask=False)
+    pieces = with_copies(pieces, target, embedding=False, head=not config.has_own_head)
+    keys = layer_keys(config) | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": config.draft_vocab_size,
+        "ptd_token_id" if config.num_layers == 1 else "pard_token": config.mask_token_id,
+    }
+    for key in ("norm_before_residual", "norm_before_fc"):
+        if getattr(config, key):
+            keys[key] = True
+    if config.has_fc_norm:
+        keys["fc_norm"] = True
+    if config.aux_boundaries != default_taps(target):
+        keys["eagle_aux_hidden_state_layer_ids"] = list(config.aux_boundaries)
+    if config.num_layers == 1:
+        pieces = renamed(pieces, {"layers.0.": "midlayer."})
+    save(directory, keys | target_width(config) | window_keys(config), pieces)
+
+
+PARALLEL: dict[str, Format] = {
+    "speculators-peagle": Format(
+        can_express=lambda config, target: is_eagle3(config) and can_copy_head(config),
+        write=write_speculators_peagle,
+    ),
+    "p-eagle": Format(
+        can_express=lambda config, target: (
+            is_eagle3(config) and can_copy_head(config) and config.trained_drafts is None
+        ),
+        write=write_peagle,
+    ),
+}
 
 FORMATS: dict[str, Format] = {
     "eagle-1": Format(

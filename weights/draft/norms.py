@@ -59,6 +59,9 @@ def _recycled(sources: EagleSources, has_final_norm: bool) -> Literal["pre_norm"
     layout = sources.layout
     log = sources.log
     keys = layout.recycled_keys
+    if layout.is_parallel:
+        sources.ignore("a P-EAGLE draft recycles nothing", *keys)
+        return "pre_norm"
     if layout.recycles_norm and has_final_norm:
         log.add("recycled", "post_norm", f"{layout.name}: the head reads what is recycled")
         return "post_norm"

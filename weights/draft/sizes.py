@@ -1,4 +1,4 @@
-"""What drafts of every kind have or lack: layers, vocabularies, a fitting embedding and head."""
+"""What drafts of every kind have or lack: layers, ids, a fitting embedding and head."""
 
 import re
 
@@ -61,6 +61,18 @@ def vocabulary(sources: Sources) -> tuple[int, int]:
         line = f"the draft's vocabulary of {W} tokens is larger than the target's {V}"
         fields.problems.add(f"{where}: {line}")
     return V, W
+
+
+def mask_token(sources: Sources, vocab_size: int, *keys: str) -> int:
+    """Find the token of mask rows, a row of the embedding. keys: other names of mask_token_id"""
+    fields = sources.fields
+    key = fields.first("mask_token_id", *keys) or "mask_token_id"
+    token = fields.need(int, key)
+    sources.log.add("mask_token_id", token, fields.source(key))
+    if token >= vocab_size > 0:
+        rows = f"the embedding has rows 0 to {vocab_size - 1}"
+        fields.problems.add(f"{fields.source(key)} is {token}, but {rows}")
+    return token
 
 
 def check_borrowing(config: DraftConfig, sources: Sources) -> None:

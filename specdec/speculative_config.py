@@ -18,9 +18,9 @@ from specdec.from_vllm import SPECULATION
 
 AUTO = "auto"
 ACCEPTANCE_RULES = ("exact", "rejection", "block")
-METHODS = ("auto", "eagle", "eagle3", "peagle", "dflash", "dspark", "dflash2")
+METHODS = ("auto", "eagle", "eagle3", "peagle", "mtp", "dflash", "dspark", "dflash2")
 OTHER_METHODS = (  # of vLLM
-    *("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "draft_model", "mtp"),
+    *("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "draft_model"),
     *("deepseek_mtp", "mimo_mtp", "ernie_mtp", "qwen3_next_mtp", "longcat_flash_mtp", "custom"),
 )
 MOST_DRAFTS = 32

@@ -6,7 +6,7 @@ Letters: V target vocabulary, W draft vocabulary, D hidden, Dt target hidden, L 
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from weights.shard import WHOLE, Shard
 
@@ -210,9 +210,9 @@ class EagleConfig:
       concatenation; `has_fc_norm`: one RMSNorm per boundary; then `fc` if `has_fc`. Recycled hidden
       states pass neither these norms nor fc when entry is "qkv".
     - entry "fc": u = fc(concat(embed, g)) is the first layer's residual stream (EAGLE-1; every row
-      passes fc). entry "qkv": the first layer's attention reads concat(input_layernorm(embed),
-      hidden_norm(g)), 2D wide, and the residual stream starts as g, or as hidden_norm(g) with
-      `norm_before_residual` (EAGLE-3).
+      passes fc). MTP heads have fc(concat(feature_norm(g), embed_norm(embed))). entry "qkv": the
+      first layer's attention reads concat(input_layernorm(embed), hidden_norm(g)), 2D wide, and the
+      residual stream starts as g, or as hidden_norm(g) with `norm_before_residual` (EAGLE-3).
     - recycled: "pre_norm", the residual stream after the last layer; "post_norm", after `norm`.
     - head: logits = lm_head(norm(stream)), or lm_head(stream) where `has_final_norm` is False.
     - `mask_token_id` (P-EAGLE: 2602.01469): rows after the last committed one, which proposes the
@@ -233,6 +233,7 @@ class EagleConfig:
     norm_before_fc: bool = False
     has_fc_norm: bool = False
     has_embed_norm: bool = False  # entry "fc": RMSNorm over the embedding (speculators' layernorms)
+    has_feature_norm: bool = False  # entry "fc": RMSNorm over g, which then comes first (MTP)
     has_input_layernorm: bool = True  # first layer: on its stream ("fc") or the embedding ("qkv")
     has_hidden_norm: bool = True  # entry "qkv" only
     norm_before_residual: bool = False
@@ -245,10 +246,10 @@ class EagleConfig:
     has_d2t: bool = False
 
     @property
-    def method(self) -> Literal["eagle", "eagle3", "peagle"]:
+    def method(self) -> Literal["eagle", "eagle3", "peagle", "mtp"]:
         """Name it as users do."""
-        if self.is_parallel:
-            return "peagle"
+        if self.is_parallel or self.has_feature_norm:
+            return "peagle" if self.is_parallel else "mtp"
         return "eagle" if self.entry == "fc" else "eagle3"
 
     @property
@@ -318,6 +319,7 @@ class BlockConfig:
     has_own_embedding: bool = False
     has_own_head: bool = False
     has_d2t: bool = False
+    is_parallel: ClassVar[bool] = True
 
     @property
     def method(self) -> Literal["dflash", "dspark", "dflash2"]:
@@ -325,10 +327,6 @@ class BlockConfig:
         if self.selector_rank:
             return "dflash2"
         return "dflash" if self.markov is None and self.confidence is None else "dspark"
-
-    @property
-    def is_parallel(self) -> bool:
-        return True
 
     @property
     def max_drafts(self) -> int:

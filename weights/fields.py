@@ -40,6 +40,7 @@ MULTIPLIER = Range(1e-6, 1e6)
 # key -> its values, wherever it stands
 RANGES = {
     **dict.fromkeys(("hidden_size", "target_hidden_size", "intermediate_size"), SIZE),
+    "num_nextn_predict_layers": SIZE,
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), SIZE),
     **dict.fromkeys(("vocab_size", "draft_vocab_size", "sliding_window"), SIZE),
     "original_max_position_embeddings": SIZE,

@@ -8,8 +8,10 @@ round trips, and by tests/specdec for identical logits.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from safetensors.torch import load_file, save_file
 
 from tests.weights.pieces import (
     Json,
@@ -24,6 +26,7 @@ from tests.weights.pieces import (
     with_copies,
     with_offsets,
 )
+from tests.weights.tiny import write_target
 from weights import EagleConfig, LoadedTarget
 
 
@@ -42,7 +45,8 @@ def default_taps(target: LoadedTarget) -> tuple[int, ...]:
 
 
 def is_eagle1(config: EagleConfig) -> bool:
-    return config.entry == "fc" and not config.has_d2t and not is_fancy(config)
+    is_mtp = config.has_feature_norm
+    return config.entry == "fc" and not config.has_d2t and not is_fancy(config) and not is_mtp
 
 
 def is_plain1(config: EagleConfig) -> bool:
@@ -384,6 +388,35 @@ def can_deepspec(config: EagleConfig, target: LoadedTarget) -> bool:
     )
 
 
+# --- MTP
+
+MIMO = {
+    "embed_norm.": "token_layernorm.",
+    "feature_norm.": "hidden_layernorm.",
+    "fc.": "input_proj.",
+    "norm.": "final_layernorm.",
+    "layers.0.": "",
+}
+
+
+def write_mimo(
+    directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
+) -> None:
+    """MiMo's head among the target's tensors; the config is the target's."""
+    write_target(directory, target, num_nextn_predict_layers=1)
+    pieces = load_file(directory / "model.safetensors")
+    own = renamed(unfuse(config.layer, tensors), MIMO)
+    pieces |= {f"model.mtp_layers.0.{name}": tensor for name, tensor in own.items()}
+    save_file(pieces, directory / "model.safetensors")
+
+
+def can_mimo(config: EagleConfig, target: LoadedTarget) -> bool:
+    biases = {"qkv_bias": config.layer.qkv_bias, "o_bias": config.layer.o_bias}
+    is_alike = config.layer == replace(target.config.layers[0], **biases)
+    length = target.config.max_position_embeddings
+    return config.has_feature_norm and is_alike and config.max_position_embeddings == length
+
+
 # --- P-EAGLE
 
 
@@ -469,4 +502,5 @@ FORMATS: dict[str, Format] = {
     "modelopt": Format(can_express=can_modelopt, write=write_modelopt),
     "angelslim": Format(can_express=can_angelslim, write=write_angelslim),
     "deepspec": Format(can_express=can_deepspec, write=write_deepspec),
+    "mimo-mtp": Format(can_express=can_mimo, write=write_mimo),
 }

@@ -54,6 +54,7 @@ class Layout(Format):
     recycled_keys: tuple[str, ...] = ("norm_output", "return_hidden_post_norm")
     recycles_norm: bool = False  # always after that norm, if any (EAGLE-1's head reads the same)
     is_parallel: bool = False  # P-EAGLE
+    is_inside: bool = False  # among the target's tensors, with the target's config (MTP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,12 @@ def _is_angelslim(e: Evidence) -> bool:
 
 
 LAYOUTS = (
+    Layout(
+        name="mimo-mtp",
+        is_it=lambda e: e.has_name(r"^model\.mtp_layers\.0\.input_proj\.weight$"),
+        recycles_norm=True,
+        is_inside=True,
+    ),
     Layout(name="speculators-eagle", is_it=lambda e: e.is_speculators("eagle"), recycles_norm=True),
     Layout(
         name="speculators-eagle3",

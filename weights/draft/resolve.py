@@ -10,10 +10,11 @@ from typing import Literal
 
 from weights.config import DraftConfig, EagleConfig, TargetConfig
 from weights.draft.layer import ATTENTION, resolve_layer
-from weights.draft.layouts import MASK_KEYS, ONLY, BlockLayout, Evidence, find_layout
+from weights.draft.layouts import MASK_KEYS, ONLY, BlockLayout, Evidence, Layout, find_layout
 from weights.draft.norms import resolve_norms
 from weights.draft.resolve_block import resolve_block
 from weights.draft.sizes import (
+    LAYERS,
     check_borrowing,
     mask_token,
     num_layers_of,
@@ -25,7 +26,7 @@ from weights.draft.taps import TAP_KEYS, TapRules, num_taps, resolve_taps
 from weights.fields import Fields, layer_types, read_json_object, refuse_values
 from weights.files.header import TensorEntry
 from weights.files.reader import Reader
-from weights.rename import DRAFT_ROWS, rename
+from weights.rename import DRAFT_ROWS, MTP_ROWS, rename
 from weights.report import Log
 from weights.shapes import check_dtypes, file_names
 
@@ -54,7 +55,9 @@ def resolve_draft(
     layout = find_layout(evidence, problems)
     fields.strings("architectures")
     refuse_values(fields, ONLY)
-    held = rename(reader, DRAFT_ROWS, log)
+    is_inside = isinstance(layout, Layout) and layout.is_inside
+    # the target's other tensors are no part of the report
+    held = rename(reader, MTP_ROWS, Log()) if is_inside else rename(reader, DRAFT_ROWS, log)
     if "t2d" in held:
         log.ignored[held["t2d"].name] = "a mask used in training; checked against d2t"
     check_dtypes(held, problems)
@@ -79,7 +82,8 @@ def _config(sources: EagleSources) -> EagleConfig:
     V, W = vocabulary(sources)
     Dt = target_hidden_size(sources, layer.hidden_size)
     has_fc, boundaries = _features(sources, entry, Dt)
-    num_layers = num_layers_of(sources)
+    inside = sources.layout.is_inside
+    num_layers = num_layers_of(sources, "num_nextn_predict_layers" if inside else LAYERS)
     layer = dataclasses.replace(layer, window=_window(sources, num_layers))
     config = EagleConfig(
         format=sources.layout.name,

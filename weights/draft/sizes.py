@@ -6,14 +6,15 @@ from weights.config import DraftConfig
 from weights.draft.sources import Sources
 from weights.shapes import file_names
 
+LAYERS = "num_hidden_layers"
 LAYER = re.compile(r"layers\.([0-9]{1,9})\.")
 
 
-def num_layers_of(sources: Sources) -> int:
+def num_layers_of(sources: Sources, key: str = LAYERS) -> int:
     """Count the layers by tensor names and config.json, whichever says more."""
     seen = max((int(found[1]) for found in map(LAYER.match, sources.held) if found), default=0) + 1
-    written = sources.fields.get(int, "num_hidden_layers", 1)
-    source = "tensor names" if seen >= written else sources.fields.source("num_hidden_layers")
+    written = sources.fields.get(int, key, 1)
+    source = "tensor names" if seen >= written else sources.fields.source(key)
     num_layers = max(written, seen)
     sources.log.add("num_layers", num_layers, source)
     if num_layers > len(sources.held):

@@ -453,7 +453,7 @@ def test_graphs_draft_what_single_launches_do(kind):
     captured, counters = walk(TapeBackend(), kind)
     eager, _ = walk(None, kind)
     assert all(map(torch.equal, captured, eager))
-    assert len(captured[0].unique()) > 4
+    assert len(captured[0].unique()) > 3
     replays = {name: counter.replays[CUDAGraphMode.FULL] for name, counter in counters.items()}
     assert replays["draft_prefill"] == 3  # after a prompt it is launched op by op
     assert replays["draft_decode"] == 4

@@ -156,8 +156,8 @@ def test_a_request_with_fewer_drafts_has_fewer_rows(target, draft_of, monkeypatc
         engine.runner.state.num_draft_tokens[ROW] = own
         [first] = engine.prefill([prompt_of(40)], [ROW], [BLOCKS])
         found = naive_after(target, cfg, weights, [*prompt_of(40), first], max(own, 1))
-        logits_KW, close = torch.cat(engine.logits)[:own], {"atol": 2e-5, "rtol": 0}
-        torch.testing.assert_close(logits_KW, found.logits_KW[:own], **close)
+        logits_KW = torch.cat(engine.logits)[:own]
+        assert torch.allclose(logits_KW, found.logits_KW[:own], atol=2e-5, rtol=0)
         assert engine.runner.state.num_nodes[ROW] == own
         last = 40 + max(own - 1, 0)
         assert engine.runner.draft_cache[:, :, BLOCKS[0], :, :last].isfinite().all()
@@ -173,9 +173,8 @@ def test_masks_end_with_the_context(target, draft_of, monkeypatch):
         [first] = engine.prefill([prompt_of(length)], [ROW], [BLOCKS])
         tokens = [*prompt_of(length), first]
         found = naive_after(target, cfg, weights, tokens, K, longest=longest)
-        close = {"atol": 2e-5, "rtol": 0}
-        count = len(found.tokens)
-        torch.testing.assert_close(torch.cat(engine.logits)[:count], found.logits_KW, **close)
+        logits_KW = torch.cat(engine.logits)[: len(found.tokens)]
+        assert torch.allclose(logits_KW, found.logits_KW, atol=2e-5, rtol=0)
         assert engine.runner.state.num_nodes[ROW] == min(K, longest - 1 - length)
         assert engine.runner.draft_cache[:, :, BLOCKS[1], :, 6:].isnan().all()
 

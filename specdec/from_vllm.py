@@ -98,7 +98,8 @@ SPECULATION = _advice(
         _OF_TARGET: "quantization max_model_len tensor_parallel_size enforce_eager dtype "
         "attention_backend moe_backend load_config draft_load_config code_revision "
         "disable_logprobs disable_log_stats disable_mqa_scorer disable_padded_drafter_batch "
-        "parallel_drafting suffix_decoding_max_tree_depth",
+        "suffix_decoding_max_tree_depth",
+        "the checkpoint says whether drafts are parallel: leave it out": "parallel_drafting",
     }
 )
 SAMPLING = _advice(

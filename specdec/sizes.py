@@ -126,8 +126,9 @@ class EngineSizes:
     is_adaptive: bool = False  # rows of a round are shared out, and levels chosen, by what pays
     # None: all drafts are chains; with is_adaptive they are chains or trees, from step to step
     tree: TreeShape | None = None
-    # of a draft that proposes a block in one pass: K, and one if the anchor's proposes nothing; 0:
-    # it drafts level by level. With is_adaptive some blocks are shorter
+    # rows of a request in the one pass of a parallel draft: K, and one if the anchor's proposes
+    # nothing, or one less if the row before it proposes the first; 0: it drafts level by level.
+    # With is_adaptive some blocks are shorter
     block_rows: int = 0
 
     def __post_init__(self) -> None:
@@ -175,9 +176,19 @@ class EngineSizes:
         return self.num_draft_tokens + 1
 
     @property
+    def extra_rows(self) -> int:
+        """Count the rows of a block beyond its drafts: 1, 0, or after seeds -1."""
+        return self.block_rows - self.num_speculative_tokens
+
+    @property
     def anchor_rows(self) -> int:
         """Count the rows of a request's block that propose nothing, 0 or 1."""
-        return max(self.block_rows - self.num_speculative_tokens, 0)
+        return max(self.extra_rows, 0)
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether the draft proposes the first token as it extends its KV."""
+        return self.extra_rows < 0
 
     @property
     def path_len(self) -> int:

@@ -18,9 +18,9 @@ from specdec.from_vllm import SPECULATION
 
 AUTO = "auto"
 ACCEPTANCE_RULES = ("exact", "rejection", "block")
-METHODS = ("auto", "eagle", "eagle3", "dflash", "dspark", "dflash2")
+METHODS = ("auto", "eagle", "eagle3", "peagle", "mtp", "dflash", "dspark", "dflash2")
 OTHER_METHODS = (  # of vLLM
-    *("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "draft_model", "mtp", "peagle"),
+    *("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "draft_model"),
     *("deepseek_mtp", "mimo_mtp", "ernie_mtp", "qwen3_next_mtp", "longcat_flash_mtp", "custom"),
 )
 MOST_DRAFTS = 32
@@ -45,13 +45,13 @@ class SpeculativeConfig:
     num_speculative_tokens: int | str = option(
         AUTO,
         f"most drafts per round, at most {MOST_DRAFTS}; auto: 8 if the number adapts, else 3; of "
-        "DFlash, DSpark and DFlash2 a block, at most 8",
+        "P-EAGLE, DFlash, DSpark and DFlash2 as many as they are trained for, at most 8",
         short="-k",
         metavar="INTEGER|auto",
     )
     method: str = option(
         "auto",
-        "auto reads it from the checkpoint; eagle, eagle3, dflash, dspark and dflash2 require it",
+        "auto reads it from the checkpoint; the others require that kind",
         commands=ENGINES,
     )
     acceptance: str = option(
@@ -203,6 +203,7 @@ class SpeculativeConfig:
 
 def _refuse_other_drafts(method: object) -> None:
     if isinstance(method, str) and method in OTHER_METHODS:
-        advice = "drafts come from EAGLE, DFlash and DSpark heads: give one as model=, no method"
+        kinds = "EAGLE, P-EAGLE, DFlash and DSpark heads"
+        advice = f"drafts come from {kinds}: give one as model=, no method"
         raise ValueError(f"method={method!r}: {advice}")
     check_choice("method", method, METHODS)

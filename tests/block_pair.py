@@ -1,7 +1,8 @@
-"""Block drafts whose drafts hold: of the bundled target, with the bigrams of its own texts.
+"""Parallel drafts whose drafts hold, for the bundled target.
 
-Weights are random, but what the markov head or the selector says outweighs the rest: after each
-token it likes the one that followed it most often in the target's greedy texts.
+Weights of blocks are random, but what the markov head or the selector says outweighs the rest:
+after each token it likes the one that followed it most often in the target's greedy texts. P-EAGLE
+heads are the bundled EAGLE-3 head with a mask, and with more layers that change little.
 """
 
 import dataclasses
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 
 from tests.weights.blocks import DSPARK, FORMATS, block_config
+from tests.weights.formats import PARALLEL
 from tests.weights.pieces import Tensors
 from tests.weights.tiny import random_tensors
-from weights import BlockConfig, LoadedTarget, load_target
+from weights import BlockConfig, LoadedTarget, load_eagle, load_target
 from weights.demo import demo_directory, demo_prompts
-from weights.shapes import draft_shapes
+from weights.shapes import draft_shapes, layer_shapes
 
 RANK = 64
 SELECTOR = {
@@ -108,4 +110,20 @@ def write_bigrams(directory: Path, format: str = "deepspec-dspark", **changes: o
     target = demo_target()
     config = bigram_config(target, **changes)
     FORMATS[format].write(directory, config, bigram_tensors(config, target), target)
+    return directory
+
+
+def write_parallel(directory: Path, format: str) -> Path:
+    """A directory with a P-EAGLE head of two layers of the bundled target."""
+    target = demo_target()
+    eagle = load_eagle(demo_directory("eagle3"), target, progress=False)
+    config = dataclasses.replace(eagle.config, num_layers=2, mask_token_id=7)
+    shapes = layer_shapes("layers.1.", config.layer, config.layer.hidden_size)
+    further = random_tensors(shapes, seed=5, dtype=torch.float32)
+    further |= {name: x * 0.1 + 1 for name, x in further.items() if "norm" in name}
+    further |= {name: x * 0.1 for name, x in further.items() if ".o_proj" in name or "down" in name}
+    shape = draft_shapes(config)["mask_hidden"]
+    mask = torch.randn(shape, generator=torch.Generator().manual_seed(6))
+    tensors = eagle.tensors | further | {"mask_hidden": mask}
+    PARALLEL[format].write(directory, config, tensors, target)
     return directory

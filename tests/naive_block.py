@@ -11,7 +11,7 @@ vocabulary, W draft vocabulary, r rank.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -265,10 +265,11 @@ def generate(
     num_drafts: int,
     scores: Scores = greedy,
     longest: int = 1 << 30,
+    propose: Callable[..., Block] = propose,
 ) -> Generation:
     """Exact speculative decoding; each round recomputes target and draft over everything.
 
-    The first token comes from the prompt alone and belongs to no round.
+    The first token comes from the prompt alone and belongs to no round. propose: as this module's
     """
 
     def choices(logits_XV: Tensor, position: int) -> list[int]:

@@ -89,7 +89,10 @@ def forward(
     embed_TD = norm("embed_norm", weights["embed_tokens.weight"][tokens], cfg.has_embed_norm)
     if cfg.entry == "fc":
         rows_TX = feature_norms(cfg, weights, rows_TX)
-        stream_TD = linear(weights, "fc", torch.cat([embed_TD, rows_TX], -1), cfg.fc_bias)
+        pair = [embed_TD, rows_TX]
+        if cfg.has_feature_norm:  # MTP
+            pair = [norm("feature_norm", rows_TX), embed_TD]
+        stream_TD = linear(weights, "fc", torch.cat(pair, -1), cfg.fc_bias)
         x = norm("layers.0.input_layernorm", stream_TD, cfg.has_input_layernorm)
     else:
         normed_TD = norm("layers.0.hidden_norm", rows_TX, cfg.has_hidden_norm)
@@ -271,6 +274,7 @@ def read_draft(
         norm_before_fc=False,
         has_fc_norm=False,
         has_embed_norm=False,
+        has_feature_norm=False,
         has_input_layernorm=is_eagle3,
         has_hidden_norm=is_eagle3,
         norm_before_residual=False,

@@ -155,6 +155,7 @@ FLAGS = {
     "eagle1": {
         "fc_bias",
         "has_embed_norm",
+        "has_feature_norm",
         "norm_before_fc",
         "has_input_layernorm",
         "has_final_norm",
@@ -236,6 +237,7 @@ def config(**changes):
         "norm_before_fc",
         "has_fc_norm",
         "has_embed_norm",
+        "has_feature_norm",
         "has_input_layernorm",
         "has_hidden_norm",
     )
@@ -291,6 +293,7 @@ def random_weights(cfg):
     shapes |= {
         "fc.weight": (D, 2 * D if cfg.entry == "fc" else features),
         "layers.0.hidden_norm.weight": (D,),
+        "feature_norm.weight": (width,),
     }
     shapes |= {f"fc_norm.{i}.weight": (width,) for i in range(num_taps)}
     for i in range(cfg.num_layers):

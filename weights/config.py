@@ -6,7 +6,7 @@ Letters: V target vocabulary, W draft vocabulary, D hidden, Dt target hidden, L 
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from weights.shard import WHOLE, Shard
 
@@ -210,11 +210,13 @@ class EagleConfig:
       concatenation; `has_fc_norm`: one RMSNorm per boundary; then `fc` if `has_fc`. Recycled hidden
       states pass neither these norms nor fc when entry is "qkv".
     - entry "fc": u = fc(concat(embed, g)) is the first layer's residual stream (EAGLE-1; every row
-      passes fc). entry "qkv": the first layer's attention reads concat(input_layernorm(embed),
-      hidden_norm(g)), 2D wide, and the residual stream starts as g, or as hidden_norm(g) with
-      `norm_before_residual` (EAGLE-3).
+      passes fc). MTP heads have fc(concat(feature_norm(g), embed_norm(embed))). entry "qkv": the
+      first layer's attention reads concat(input_layernorm(embed), hidden_norm(g)), 2D wide, and the
+      residual stream starts as g, or as hidden_norm(g) with `norm_before_residual` (EAGLE-3).
     - recycled: "pre_norm", the residual stream after the last layer; "post_norm", after `norm`.
     - head: logits = lm_head(norm(stream)), or lm_head(stream) where `has_final_norm` is False.
+    - `mask_token_id` (P-EAGLE: 2602.01469): rows after the last committed one, which proposes the
+      first draft, embed this token and have the feature mask_hidden; nothing is recycled.
     """
 
     format: str  # for reports: "eagle-1", "eagle-3", "specforge", "speculators-eagle3", ...
@@ -231,14 +233,29 @@ class EagleConfig:
     norm_before_fc: bool = False
     has_fc_norm: bool = False
     has_embed_norm: bool = False  # entry "fc": RMSNorm over the embedding (speculators' layernorms)
+    has_feature_norm: bool = False  # entry "fc": RMSNorm over g, which then comes first (MTP)
     has_input_layernorm: bool = True  # first layer: on its stream ("fc") or the embedding ("qkv")
     has_hidden_norm: bool = True  # entry "qkv" only
     norm_before_residual: bool = False
     has_final_norm: bool = True
     recycled: Literal["pre_norm", "post_norm"] = "pre_norm"
+    mask_token_id: int | None = None
+    trained_drafts: int | None = None  # that a parallel draft was trained to propose, if known
     has_own_embedding: bool = False
     has_own_head: bool = True
     has_d2t: bool = False
+
+    @property
+    def method(self) -> Literal["eagle", "eagle3", "peagle", "mtp"]:
+        """Name it as users do."""
+        if self.is_parallel or self.has_feature_norm:
+            return "peagle" if self.is_parallel else "mtp"
+        return "eagle" if self.entry == "fc" else "eagle3"
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether one pass proposes all drafts after the first."""
+        return self.mask_token_id is not None
 
     @property
     def heads(self) -> Heads:
@@ -302,6 +319,7 @@ class BlockConfig:
     has_own_embedding: bool = False
     has_own_head: bool = False
     has_d2t: bool = False
+    is_parallel: ClassVar[bool] = True
 
     @property
     def method(self) -> Literal["dflash", "dspark", "dflash2"]:
@@ -314,10 +332,6 @@ class BlockConfig:
     def max_drafts(self) -> int:
         """Count the drafts of a whole block."""
         return self.block_size - (not self.anchor_proposes)
-
-    def num_rows_for(self, num_drafts: int) -> int:
-        """Count the rows of a block that proposes so many tokens."""
-        return num_drafts + (not self.anchor_proposes)
 
     @property
     def heads(self) -> Heads:

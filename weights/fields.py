@@ -40,13 +40,15 @@ MULTIPLIER = Range(1e-6, 1e6)
 # key -> its values, wherever it stands
 RANGES = {
     **dict.fromkeys(("hidden_size", "target_hidden_size", "intermediate_size"), SIZE),
+    "num_nextn_predict_layers": SIZE,
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), SIZE),
     **dict.fromkeys(("vocab_size", "draft_vocab_size", "sliding_window"), SIZE),
     "original_max_position_embeddings": SIZE,
     "max_position_embeddings": Range(2, 2**31 - 1),  # a token and its successor
     "max_window_layers": Range(0, 2**31 - 1),
     "block_size": Range(2, 4096),  # the last sampled token and a draft
-    "mask_token_id": Range(0, 2**31 - 1),
+    **dict.fromkeys(("mask_token_id", "ptd_token_id", "pard_token"), Range(0, 2**31 - 1)),
+    "num_depths": SIZE,
     "markov_rank": Range(0, 2**31 - 1),  # 0: no such head
     **dict.fromkeys(("conv_group_size", "selector_rank"), SIZE),
     "selector_top_k": Range(1, 64),

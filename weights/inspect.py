@@ -24,7 +24,8 @@ OPEN = (
 )
 MOST_OF_A_NAME = 200  # characters in the table
 NUMBER = "{}"  # in the place of one in a name
-OF_THE_TARGET = ("fc", "input_norm", "embed_tokens")  # their shapes follow from the target's sizes
+# their shapes follow from the target's sizes
+OF_THE_TARGET = ("fc", "input_norm", "embed_tokens", "mask_hidden")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

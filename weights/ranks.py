@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from weights.config import BLOCK, BlockConfig, DraftConfig, LayerKind, TargetConfig
+from weights.config import BLOCK, DraftConfig, LayerKind, TargetConfig
 from weights.shard import num_vocabulary_blocks
 
 KEEP_WHOLE = "draft_tensor_parallel_size=1 keeps the draft whole on every rank"
@@ -19,7 +19,7 @@ def check_target_ranks(config: TargetConfig, size: int) -> None:
 
 def check_draft_ranks(config: DraftConfig, size: int) -> None:
     """Refuse to cut a draft that does not fit: ValueError, in one line."""
-    if isinstance(config, BlockConfig) and size > 1:
+    if config.is_parallel and size > 1:
         given = f"draft_tensor_parallel_size={size}"
         raise ValueError(f"{given}: a {config.method} draft is not cut; {KEEP_WHOLE}")
     reasons = list(_reasons(config, size))

@@ -55,6 +55,16 @@ DRAFT_ROWS = (
     Row(r"^(candidate_selector\.\w+_codebook)\.weight$", r"\1", CODEBOOKS),
 )
 
+MIMO = "MiMo's own"
+MTP_ROWS = (  # of a head among the target's tensors
+    Row(r"^(?!model\.mtp_layers\.)", None, "the target's"),
+    Row(r"^model\.mtp_layers\.(\d+)\.", r"layers.\1.", MIMO),
+    Row(r"^layers\.0\.token_layernorm\.", "embed_norm.", MIMO),
+    Row(r"^layers\.0\.hidden_layernorm\.", "feature_norm.", MIMO),
+    Row(r"^layers\.0\.input_proj\.", "fc.", MIMO),
+    Row(r"^layers\.0\.final_layernorm\.", "norm.", MIMO),
+)
+
 
 def rename(reader: Reader, rows: tuple[Row, ...], log: Log) -> dict[str, TensorEntry]:
     """The reader's entries by the names of this package; two that become one are a problem."""

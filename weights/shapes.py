@@ -153,7 +153,9 @@ def eagle_shapes(config: EagleConfig) -> Shapes:
         (config.has_fc and config.fc_bias, "fc.bias", (D,)),
         (config.norm_before_fc, "input_norm.weight", (features,)),
         (config.has_embed_norm, "embed_norm.weight", (D,)),
+        (config.has_feature_norm, "feature_norm.weight", (Dt,)),
         (config.has_d2t, "d2t", (config.draft_vocab_size,)),
+        (config.is_parallel, "mask_hidden", (1, 1, features)),
         *((config.has_fc_norm, f"fc_norm.{i}.weight", (Dt,)) for i in range(taps)),
     ]
     return shapes | {name: shape for wanted, name, shape in around if wanted}

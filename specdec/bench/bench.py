@@ -21,7 +21,9 @@ from specdec.start.speculation import (
     MOST_LEVELS,
     Drafting,
     check_number,
+    grows_trees,
     of_draft,
+    usual_number,
 )
 from weights.config import BlockConfig
 from weights.load import LoadedEagle
@@ -58,15 +60,16 @@ class Bench:
     def check_draft(self) -> None:
         """Refuse what the draft cannot do, before anything is measured: ValueError."""
         eagle = self.pair.eagle
-        if eagle is None or not isinstance(eagle.config, BlockConfig):
+        if eagle is None or not eagle.config.is_parallel:
             return
-        trees = self.options.trees or ()
-        check_number(max(*self.ks, *(tree.num_levels for tree in trees), 0), eagle.config)
-        if self.options.thresholds is not None:
-            why = "drafts that stop come from EAGLE heads only"
-            raise ValueError(
-                f"--thresholds with a {eagle.config.method} draft: {why}: leave it out"
-            )
+        config, trees = eagle.config, self.options.trees
+        check_number(max(*self.ks, *(tree.num_levels for tree in trees or ()), 0), config)
+        refused = {"thresholds": "drafts that stop come from EAGLE heads only"}
+        if not grows_trees(config):
+            refused["trees"] = "it proposes as many tokens in every round, as a chain"
+        for name, why in refused.items():
+            if getattr(self.options, name) is not None:
+                raise ValueError(f"--{name} with a {config.method} draft: {why}: leave it out")
 
     @property
     def batches(self) -> Sequence[int]:
@@ -87,9 +90,9 @@ class Bench:
         return found
 
     def auto(self, eagle: LoadedEagle) -> Drafting:
-        """Draft as many tokens as pay."""
-        if isinstance(eagle.config, BlockConfig):
-            return Drafting(min(eagle.config.max_drafts, MOST_LEVELS), is_adaptive=True)
+        """Draft as many tokens as pay, or as a parallel draft is trained for."""
+        if eagle.config.is_parallel:
+            return Drafting(usual_number(eagle.config), grows_trees(eagle.config))
         adaptive = Drafting(MOST_LEVELS, True, AUTO_TREE, confidence_threshold=None)
         return of_draft(adaptive, eagle.config.draft_vocab_size)
 

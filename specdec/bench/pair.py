@@ -216,6 +216,7 @@ class Bytes:
     chosen: float = 0.0
     draft_step: int = 0
     draft_entry: int = 0  # read once per round: fc; of a block draft all but markov_w2
+    most_steps: int | None = None  # of the draft in a round; None: one for each token
 
     def of_target(self, num_rows: int) -> float:
         """Count what a pass of the target reads: each expert once that a row chooses by chance."""
@@ -223,7 +224,8 @@ class Bytes:
 
     def floor_ms(self, K: int, num_requests: int, bandwidth: float) -> float:
         """Give the least milliseconds of a round of K drafts; bandwidth in bytes per second."""
-        of_draft = K * self.draft_step + self.draft_entry if K else 0
+        steps = K if self.most_steps is None else min(K, self.most_steps)
+        of_draft = steps * self.draft_step + self.draft_entry if K else 0
         return 1e3 * (self.of_target(num_requests * (K + 1)) + of_draft) / bandwidth
 
 
@@ -250,7 +252,8 @@ def bytes_of(pair: Pair) -> Bytes:
         return replace(found, draft_step=of_draft, draft_entry=entry)
     has_entry = eagle.config.has_fc and eagle.config.entry == "qkv"
     entry = eagle.tensors["fc.weight"].nbytes if has_entry else 0
-    return replace(found, draft_step=step - entry, draft_entry=entry)
+    most = 2 if eagle.config.is_parallel else None
+    return replace(found, draft_step=step - entry, draft_entry=entry, most_steps=most)
 
 
 def _layers(tensors: Mapping[str, Tensor]) -> int:

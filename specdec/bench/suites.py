@@ -19,7 +19,7 @@ from specdec.engine import Engine
 from specdec.requests.stats import SpeculationStats
 from specdec.sizes import BLOCK_SIZE, TreeShape
 from specdec.start.measure_costs import NEVER
-from specdec.start.speculation import Drafting
+from specdec.start.speculation import Drafting, grows_trees
 from weights.config import BlockConfig
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 8192, 16384)  # of first_token's prompts
@@ -163,7 +163,7 @@ def trees(bench: Bench) -> Iterator[Row]:
     stopped). Blocks have no level at which they could stop.
     """
     eagle = bench.pair.eagle
-    if eagle is None:
+    if eagle is None or not grows_trees(eagle.config):
         return
     shapes = SHAPES if bench.options.trees is None else bench.options.trees
     if is_block := isinstance(eagle.config, BlockConfig):

@@ -65,6 +65,7 @@ CAUSES = (
 LATE_CAUSES = (
     "the wrong hidden state is recycled: before or after the final norm (norm_output)",
     "the draft was trained without unrolled steps",
+    "of P-EAGLE: not the mask token that it was trained with (`specdec inspect`: mask_token_id)",
 )
 
 

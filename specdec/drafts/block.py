@@ -39,7 +39,7 @@ from specdec.rounds.block_rows import fill_blocks
 from specdec.rounds.buffers import StepBuffers
 from specdec.rounds.candidates import best_candidates, of_all_ids
 from specdec.rounds.level import DraftLevel
-from specdec.rounds.propose import launch_write_nodes, write_level
+from specdec.rounds.propose import launch_write_nodes, propose_levels, write_level
 from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Proposal, Step
 from specdec.sizes import EngineSizes
@@ -122,29 +122,16 @@ class BlockDrafter:
             self._propose_selected(hidden_KBD, model.candidate_selector, anchor_B, is_drawn)
             return
         said = self._said(hidden_KBD, anchor_B)
-        is_chain = not self.sizes.shape_of(1).is_wide
-        if is_chain and not is_drawn and model.markov_head is None and use_triton(hidden_XD):
-            self._propose_best(hidden_KBD, said)
+        if model.markov_head is None and not self.sizes.shape_of(1).is_wide:
+            levels = [self._level(i, confidence_B) for i, (_, confidence_B) in enumerate(said)]
+            draw = partial(perturbation, rule=self.rule) if is_drawn else None
+            propose_levels(hidden_KBD, model.lm_head.weight, levels, draw, model.logits_factor)
             return
         logits_XW = model.logits(hidden_KBD.flatten(0, 1))
         for level in range(len(hidden_KBD)):
             logits_BW = logits_XW[level * num_reqs :][:num_reqs]
             feature_Xr, confidence_X = next(said)
             self._write(logits_BW, feature_Xr, self._level(level, confidence_X), is_drawn)
-
-    def _propose_best(
-        self, hidden_KBD: Tensor, said: Iterator[tuple[Tensor | None, Tensor | None]]
-    ) -> None:
-        """Write greedy drafts that depend on no other, without their logits."""
-        model, has_sums = self.model, self.calibration is not None
-        head = hidden_KBD.flatten(0, 1), model.lm_head.weight
-        maxima = launch_tile_maxima(*head, has_sums=has_sums, factor=model.logits_factor)
-        B = hidden_KBD.shape[1]
-        for level in range(len(hidden_KBD)):
-            here = slice(level * B, (level + 1) * B)
-            of_level = TileMaxima(*(each[:, here] for each in maxima if each is not None))
-            _, confidence_B = next(said)
-            launch_write_nodes(of_level, self._level(level, confidence_B))
 
     def _propose_selected(
         self, hidden_KBD: Tensor, selector: CandidateSelector, token_B: Tensor, is_drawn: bool
@@ -166,7 +153,7 @@ class BlockDrafter:
                 launch_write_nodes(TileMaxima(scores_kB, ids_kB), to)  # each is a tile of its own
             else:
                 logits_BW = of_all_ids(scores_kB, ids_kB, logits_XW.shape[1])
-                draw = perturbation(to, self.rule, logits_BW) if has_law else None
+                draw = perturbation(to, logits_BW, self.rule) if has_law else None
                 write_level(logits_BW, to, draw)
             token_B = self.buffers.draft_last_tokens[:B]
 
@@ -206,7 +193,7 @@ class BlockDrafter:
                 launch_write_nodes(maxima, to)
                 return
             logits_XW = logits_XW + linear(*bias, out_dtype=logits_XW.dtype)
-        write_level(logits_XW, to, perturbation(to, self.rule, logits_XW) if is_drawn else None)
+        write_level(logits_XW, to, perturbation(to, logits_XW, self.rule) if is_drawn else None)
 
     def _level(self, level: int, confidence_B: Tensor | None = None) -> DraftLevel:
         return DraftLevel(

@@ -110,7 +110,7 @@ class EagleDrafter:
             most = self.sizes.max_num_seqs
             rows = self.contexts.with_seeds(self.contexts.dummy_rows(desc, warmup), most)
             return partial(self._extend_in_pieces, rows)
-        proposal = _proposal_of(desc)
+        proposal = proposal_of(desc)
         rows = self.contexts.with_seeds(self.contexts.dummy_round(desc, warmup), B)
 
         def extend() -> None:
@@ -120,7 +120,7 @@ class EagleDrafter:
         return extend
 
     def _make_propose(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
-        proposal = _proposal_of(desc)
+        proposal = proposal_of(desc)
         rows = self.contexts.dummy_draft_rows(desc, warmup, proposal.is_wide)
         return partial(self._propose_further, rows, proposal)
 
@@ -206,12 +206,13 @@ class EagleDrafter:
         )
 
     def _propose(self, normed_XD: Tensor, to: DraftLevel, is_drawn: bool) -> None:
-        draw = partial(perturbation, to, self.rule) if is_drawn else None
+        draw = partial(perturbation, to, rule=self.rule) if is_drawn else None
         model = self.model
         propose_level(normed_XD, model.lm_head.weight, to, draw, model.logits_factor)
 
 
-def _proposal_of(desc: BatchDescriptor) -> Proposal:
+def proposal_of(desc: BatchDescriptor) -> Proposal:
+    """Return what a graph of the draft proposes."""
     assert isinstance(desc.kind, Proposal), desc
     return desc.kind
 

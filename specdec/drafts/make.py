@@ -8,6 +8,7 @@ from torch import Tensor
 from specdec.drafts.block import BlockDrafter
 from specdec.drafts.drafter import Drafter
 from specdec.drafts.eagle import EagleDrafter
+from specdec.drafts.parallel import ParallelDrafter
 from specdec.kernels.cut_ids import CutIds
 from specdec.models.build import build_block, build_draft
 from specdec.models.decoder import DecoderModel
@@ -57,7 +58,9 @@ def make_drafter(
             sizes=parts.sizes,
             calibration=parts.calibration,
         )
-    return EagleDrafter(
+    # one draft of a parallel head is a level as any other
+    kind = ParallelDrafter if parts.sizes.block_rows else EagleDrafter
+    return kind(
         model=build_draft(draft, target, longest, device, parts.exchange),
         d2t=d2t,
         contexts=parts.contexts,

@@ -15,10 +15,10 @@ from specdec.sampler.row_parameters import TextPositions, row_parameters
 from specdec.sampler.sampler import scaled_in_support
 
 
-def perturbation(to: DraftLevel, rule: str, logits_XW: Tensor) -> Perturbation:
+def perturbation(to: DraftLevel, logits_XW: Tensor, rule: str) -> Perturbation:
     """Find the floors of the level's rows and the keys of their noise; p/q keeps their scores.
 
-    rule: of acceptance. logits: of the rows that get children
+    logits: of the rows that get children. rule: of acceptance
     """
     P = to.rows_per_req
     state = to.state

@@ -60,6 +60,8 @@ def build_draft(
     with torch.device("meta"):
         model = EagleModel(eagle.config, rope, exchange)
     _fill(model, eagle, target)
+    if (mask_hidden := eagle.tensors.get("mask_hidden")) is not None:
+        model.set_mask(mask_hidden)
     return model
 
 
@@ -87,7 +89,8 @@ def _fill(model: EagleModel | BlockModel, draft: LoadedEagle, target: DecoderMod
         "lm_head.weight": target.lm_head.weight,
     }
     tensors |= draft.tensors
-    tensors.pop("d2t", None)
+    for name in ("d2t", "mask_hidden"):  # of no module
+        tensors.pop(name, None)
     model.load_state_dict(tensors, strict=True, assign=True)
     if not draft.config.has_own_head:
         model.logits_factor = target.logits_factor

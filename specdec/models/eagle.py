@@ -84,6 +84,7 @@ class EagleModel(nn.Module):
         self.is_cut = exchange is not None
         self.embed_tokens = embedding(config.vocab_size, D, exchange)
         self.embed_norm = RMSNorm(D, eps) if config.has_embed_norm else None
+        self.feature_norm = RMSNorm(Dt, eps) if config.has_feature_norm else None
         self.input_norm = RMSNorm(taps * Dt, eps) if config.norm_before_fc else None
         fc_norms = (RMSNorm(Dt, eps) for _ in range(taps))
         self.fc_norm = nn.ModuleList(fc_norms) if config.has_fc_norm else None
@@ -97,6 +98,11 @@ class EagleModel(nn.Module):
         rows = W if exchange is None else len(exchange.shard.ids_of(W))
         self.lm_head = Embedding(rows, D)  # never run: see rounds/propose.py
         self.logits_factor = 1.0  # a borrowed head has the target's
+        self.mask_feature_1D: Tensor | None = None  # of a parallel draft: see set_mask
+
+    def set_mask(self, mask_hidden: Tensor) -> None:
+        """Prepare what mask rows take in place of the target's features [1, 1, E], once."""
+        self.mask_feature_1D = self.features(mask_hidden[0])
 
     def features(self, features_TE: Tensor) -> Tensor:
         """Prepare the target's features for the draft's rows, [T, D]; not recycled streams."""
@@ -169,7 +175,10 @@ class EagleModel(nn.Module):
         if self.embed_norm is not None:
             embed_TD = self.embed_norm(embed_TD)
         if self.config.entry == "fc" and self.fc is not None:
-            g_TD = self.fc(torch.cat([embed_TD, g_TD], dim=-1))
+            pair = embed_TD, g_TD
+            if self.feature_norm is not None:
+                pair = self.feature_norm(g_TD), embed_TD
+            g_TD = self.fc(torch.cat(pair, dim=-1))
         return layer.enter(g_TD, embed_TD)
 
     def _table(self, ids_T: Tensor) -> tuple[Tensor, Tensor]:

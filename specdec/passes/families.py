@@ -13,6 +13,7 @@ Where rows are shared out (EngineSizes.is_adaptive), target.decode and draft.pre
 requests and rows, and draft.decode is one level, replayed for each. captured.py says which sizes
 there are. A draft that proposes blocks extends its KV in draft.prefill, after rounds alone, plain
 ones among them, and proposes in draft.decode, with graphs of each length; it has no other family.
+P-EAGLE has its further levels in one pass.
 
 The target's graphs end at the hidden states; its tokens are chosen after them, kernel by kernel
 unless target.choice does it. The draft chooses inside its own, so those of each Proposal are a kind
@@ -82,7 +83,7 @@ class GraphFamilies:
         self.managers: list[CudaGraphManager] = []  # in the order of capture
         # requests of rounds of trees, where others are of chains
         self.tree_sizes = tree_sizes(sizes, config.request_sizes)
-        self._drafts_blocks = has_draft and sizes.block_rows > 0
+        self._drafts_blocks = has_draft and not sizes.has_seeds
         # of rounds whose rows are shared out: (requests, rows), by rows
         self.shapes = shared_shapes(sizes, config.request_sizes, num_dear)
         self.target = self._target(has_draft)

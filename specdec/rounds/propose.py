@@ -16,7 +16,7 @@ If the draft has a confidence of its own in the level's drafts, both count alike
 of their product.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -80,6 +80,36 @@ def propose_level(
     if factor != 1.0:
         logits_XW.mul_(factor)
     write_level(logits_XW, to, None if draw is None else draw(logits_XW))
+
+
+def propose_levels(
+    normed_KBD: Tensor,
+    weight_WD: Tensor,
+    levels: Sequence[DraftLevel],
+    draw: Callable[[DraftLevel, Tensor], Perturbation] | None = None,
+    factor: float = 1.0,
+) -> None:
+    """Write levels of width 1 that depend on no other, by one product of the head.
+
+    normed_KBD: what the head reads, by level
+    draw: makes the noise of a level; None where all requests are greedy
+    factor: of logits
+    """
+    K, B, _ = normed_KBD.shape
+    assert len(levels) == K, (len(levels), K)
+    head = normed_KBD.flatten(0, 1), weight_WD
+    if draw is None and use_triton(normed_KBD):
+        has_sums = levels[0].calibration is not None
+        maxima = launch_tile_maxima(*head, has_sums=has_sums, factor=factor)
+        for i, to in enumerate(levels):
+            here = slice(i * B, (i + 1) * B)
+            launch_write_nodes(TileMaxima(*(x[:, here] for x in maxima if x is not None)), to)
+        return
+    logits_XW = linear(*head, out_dtype=torch.float32)
+    if factor != 1.0:
+        logits_XW.mul_(factor)
+    for logits_BW, to in zip(logits_XW.view(K, B, -1), levels, strict=True):
+        write_level(logits_BW, to, None if draw is None else draw(to, logits_BW))
 
 
 def write_level(logits_XW: Tensor, to: DraftLevel, noise: Perturbation | None) -> None:

@@ -232,7 +232,8 @@ def request_counts(runner: Runner, query_len: int) -> Iterable[int]:
     if query_len > 1 and tree is not None:
         each.append(tree.top_k)
     if query_len > 1 and runner.sizes.block_rows:  # the rows of a block, and those that propose
-        each += (query_len - 1,) if tree is None else (tree.num_levels, tree.num_levels + 1)
+        proposing = query_len - 1 - runner.sizes.has_seeds
+        each += (proposing,) if tree is None else (tree.num_levels, tree.num_levels + 1)
     return dict.fromkeys(count for rows in each for count in (*counts_by_kind(rows, most), most))
 
 

@@ -213,10 +213,7 @@ def _read_draft(
 
 def check_method(speculation: SpeculativeConfig, draft: DraftConfig) -> None:
     """Refuse a draft of another method than was asked for."""
-    if isinstance(draft, BlockConfig):
-        method: str = draft.method
-    else:
-        method = "eagle" if draft.entry == "fc" else "eagle3"
+    method = draft.method
     if speculation.method not in ("auto", method):
         kind = f"{'an' if method.startswith('e') else 'a'} {method} draft"
         raise ValueError(

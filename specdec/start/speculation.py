@@ -96,32 +96,49 @@ def of_checkpoint(
     drafting: Drafting, speculation: SpeculativeConfig, draft: DraftConfig
 ) -> Drafting:
     """Draft as the checkpoint's kind can; ValueError for what it cannot."""
-    if isinstance(draft, BlockConfig):
-        return _of_block(drafting, speculation, draft)
+    if draft.is_parallel:
+        return _in_parallel(drafting, speculation, draft)
     return of_draft(drafting, draft.draft_vocab_size)
 
 
-def _of_block(drafting: Drafting, speculation: SpeculativeConfig, draft: BlockConfig) -> Drafting:
+def _in_parallel(
+    drafting: Drafting, speculation: SpeculativeConfig, draft: DraftConfig
+) -> Drafting:
     """Draft a block in every round, or a tree from it; if it adapts, half of one or none."""
     given, kind = speculation.num_speculative_tokens, f"a {draft.method} draft"
     if isinstance(given, int):
         check_number(given, draft)
-    if threshold := speculation.draft_confidence_threshold:
-        why = f"{kind} proposes all its tokens in one pass, and stopping would spare nothing"
-        raise ValueError(f"draft_confidence_threshold={threshold!r}: {why}: leave it out")
-    refused = {"top_k": speculation.has_fixed_tree, "adaptive": speculation.adaptive is True}
-    for name in (name for name, is_given in refused.items() if is_given and draft.selector_rank):
-        why = f"{kind} proposes a whole block in every round, as a chain"
-        raise ValueError(f"{name}={getattr(speculation, name)!r}: {why}: leave it out")
+    refused = {
+        "draft_confidence_threshold": (
+            bool(speculation.draft_confidence_threshold),
+            f"{kind} proposes all its tokens in one pass, and stopping would spare nothing",
+        ),
+    }
+    if not grows_trees(draft):
+        why = f"{kind} proposes as many tokens in every round, as a chain"
+        refused |= {"top_k": (speculation.has_fixed_tree, why)}
+        refused |= {"adaptive": (speculation.adaptive is True, why)}
+    for name, (is_given, why) in refused.items():
+        if is_given:
+            raise ValueError(f"{name}={getattr(speculation, name)!r}: {why}: leave it out")
     if speculation.has_fixed_tree:
         return drafting
-    adapts = drafting.is_adaptive and not draft.selector_rank
-    number = given if isinstance(given, int) else min(draft.max_drafts, MOST_LEVELS)
-    most = f"{number} tokens for every request"
-    if adapts:
-        most = f"up to {number} tokens, as it pays"
+    number = given if isinstance(given, int) else usual_number(draft)
+    adapts = drafting.is_adaptive and grows_trees(draft)
+    most = f"up to {number} tokens, as it pays" if adapts else f"{number} tokens for every request"
     logger.info("%s proposes %s, in one pass", kind, most)
     return Drafting(number, adapts)
+
+
+def grows_trees(draft: DraftConfig) -> bool:
+    """Whether drafts are trees on request, and chains of several lengths."""
+    return not draft.is_parallel or (isinstance(draft, BlockConfig) and not draft.selector_rank)
+
+
+def usual_number(draft: DraftConfig) -> int:
+    """Choose as many drafts as a parallel draft was trained to propose, and at most 8."""
+    trained = draft.max_drafts if isinstance(draft, BlockConfig) else draft.trained_drafts
+    return min(trained or MOST_LEVELS, MOST_LEVELS)
 
 
 def check_number(num_drafts: int, draft: DraftConfig) -> None:
@@ -134,6 +151,8 @@ def check_number(num_drafts: int, draft: DraftConfig) -> None:
 
 def block_rows(draft: DraftConfig | None, num_drafts: int) -> int:
     """Count the rows of a request in the pass that proposes this many tokens; 0: there is none."""
-    if not isinstance(draft, BlockConfig) or num_drafts == 0:
+    if draft is None or not draft.is_parallel or num_drafts == 0:
         return 0
-    return draft.num_rows_for(num_drafts)
+    if isinstance(draft, BlockConfig):
+        return num_drafts + (not draft.anchor_proposes)
+    return num_drafts - 1  # the first draft comes from the row before

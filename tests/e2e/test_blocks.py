@@ -1,4 +1,4 @@
-"""Block drafts of every kind in the whole engine: no text moves, drafts are the naive loop's."""
+"""Parallel drafts in the whole engine: no text moves, and drafts are the naive loop's."""
 
 import dataclasses
 import random
@@ -21,9 +21,9 @@ from specdec.scheduling.planner import RoundPlan
 from specdec.sizes import PLAIN, EngineSizes, TreeShape, chain
 from specdec.start.load import assemble
 from specdec.start.speculation import block_rows
-from tests.block_pair import SELECTOR, write_bigrams
+from tests import naive_block, naive_parallel
+from tests.block_pair import SELECTOR, write_bigrams, write_parallel
 from tests.e2e.test_drafts import ScriptedDraft
-from tests.naive_block import generate, read_draft
 from tests.naive_eagle import borrow, sampled
 from tests.naive_eagle import greedy as by_logits
 from tests.reference import Reference
@@ -40,8 +40,10 @@ KINDS = {  # format and what differs
     "dflash": ("dflash", {"anchor_proposes": False, "markov": None, "confidence": None}),
     "rnn": ("deepspec-dspark", {"markov": "rnn"}),
     "dflash2": ("speculators", SELECTOR),
+    "peagle": ("p-eagle", {}),
+    "peagle of speculators": ("speculators-peagle", {}),
 }
-FEW = "masks propose", "dspark", "dflash2"
+FEW = "masks propose", "dspark", "dflash2", "peagle"
 SIZES = {"max_num_seqs": 24, "max_model_len": 256, "device": "cpu"}
 # of blocks of 3 tokens and of 5; rows are cheap
 COSTS = StepCosts(
@@ -57,7 +59,8 @@ def draft_at(tmp_path_factory):
     @cache
     def write(kind):
         format, changes = KINDS[kind]
-        return write_bigrams(tmp_path_factory.mktemp("draft"), format, **changes)
+        write = write_parallel if kind.startswith("peagle") else write_bigrams
+        return write(tmp_path_factory.mktemp("draft"), format, **changes)
 
     return write
 
@@ -290,6 +293,7 @@ def rounds_of(output):
     [
         ("masks propose", 3, 0.7),
         ("dflash2", 3, 0.7),
+        ("peagle", 3, 0.7),
         *(
             pytest.param(kind, K, T, marks=pytest.mark.slow)
             for kind in KINDS
@@ -303,7 +307,8 @@ def test_drafts_are_the_naive_loops_round_by_round(
 ):
     chosen = {"model": str(draft_at(kind)), "num_speculative_tokens": K}
     llm = LLM("demo", chosen, **SIZES | {"max_num_seqs": 3})
-    cfg, weights = read_draft(draft_at(kind), reference.num_layers)
+    naive = naive_parallel if kind.startswith("peagle") else naive_block
+    cfg, weights = naive.read_draft(draft_at(kind), reference.num_layers)
     weights = borrow(cfg, weights, reference.weights)
     params = [
         SamplingParams(temperature=temperature, seed=seed, max_tokens=16, ignore_eos=True)
@@ -313,7 +318,8 @@ def test_drafts_are_the_naive_loops_round_by_round(
     num_accepted = 0
     for seed, (output, prompt) in enumerate(zip(outputs, prompts[1:3], strict=True)):
         scores = sampled(temperature, seed) if temperature else by_logits
-        run = generate(reference, cfg, weights, prompt, 16, K, scores)
+        given = reference, cfg, weights, prompt, 16, K, scores
+        run = naive_block.generate(*given, propose=naive.propose)
         assert output.outputs[0].token_ids == run.tokens
         rounds = rounds_of(output)
         assert [drafts for drafts, _ in rounds] == run.drafts
@@ -323,12 +329,11 @@ def test_drafts_are_the_naive_loops_round_by_round(
 
 
 @pytest.mark.slow
-def test_a_prefix_hit_gives_the_drafts_of_a_miss(block_llm, prompts, greedy):
+@pytest.mark.parametrize("kind", ["masks propose", "peagle"])
+def test_a_prefix_hit_gives_the_drafts_of_a_miss(block_llm, prompts, greedy, kind):
     long = [token for prompt in prompts for token in prompt][:135]
     asked = [long, long[:-3], [*long[:130], 5, 6, 7]]
-    miss, hit = (
-        block_llm("masks propose", enable_prefix_caching=has_cache) for has_cache in (False, True)
-    )
+    miss, hit = (block_llm(kind, enable_prefix_caching=has_cache) for has_cache in (False, True))
     expected = miss.generate(asked, greedy(12), use_tqdm=False)
     hit.generate([long], greedy(12), use_tqdm=False)
     found = hit.generate(asked, greedy(12), use_tqdm=False)
@@ -337,12 +342,11 @@ def test_a_prefix_hit_gives_the_drafts_of_a_miss(block_llm, prompts, greedy):
 
 
 @pytest.mark.slow
-def test_preempted_requests_draw_and_draft_what_they_would_have(block_llm, prompts):
+@pytest.mark.parametrize("kind", ["masks propose", "peagle"])
+def test_preempted_requests_draw_and_draft_what_they_would_have(block_llm, prompts, kind):
     params = SamplingParams(temperature=1.0, seed=11, max_tokens=24, repetition_penalty=1.3)
     batch = [prompts[i] for i in (0, 2, 3, 5)]  # 49 tokens each
-    crowded, roomy = (
-        block_llm("masks propose", 3, num_kv_blocks=n, max_num_seqs=4) for n in (3, 40)
-    )
+    crowded, roomy = (block_llm(kind, 3, num_kv_blocks=n, max_num_seqs=4) for n in (3, 40))
     expected = roomy.generate(batch, params, use_tqdm=False)
     found = crowded.generate(batch, params, use_tqdm=False)
     assert sum(output.stats.num_preemptions for output in found) >= 2
@@ -351,7 +355,10 @@ def test_preempted_requests_draw_and_draft_what_they_would_have(block_llm, promp
     ]
 
 
-@pytest.mark.parametrize("kind", ["masks propose", pytest.param("dspark", marks=pytest.mark.slow)])
+OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("dspark", "peagle")]
+
+
+@pytest.mark.parametrize("kind", ["masks propose", *OTHERS])
 def test_a_text_may_end_with_the_context_inside_a_block(block_llm, demo_llm, prompts, kind):
     params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
     sizes = {"max_model_len": 61, "max_num_seqs": 2}
@@ -385,7 +392,7 @@ def test_the_draft_cache_is_an_extension_of_the_committed_tokens(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dspark", "dflash2"])
+@pytest.mark.parametrize("kind", ["dspark", "dflash2", "peagle"])
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_pq_rules_keep_greedy_texts_beside_sampled_ones(draft_at, prompts, plain, rule, kind):
     chosen = {"model": str(draft_at(kind)), "num_speculative_tokens": 3, "acceptance": rule}

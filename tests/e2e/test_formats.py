@@ -35,6 +35,7 @@ LAYERNORMS = {
     "recycled": "post_norm",
 }
 NO_TAPS = {"aux_boundaries": (), "has_fc": False}
+MTP = {"has_feature_norm": True, "fc_bias": False, "head_dim": 16, "max_position_embeddings": 256}
 
 # what differs from a reference draft of its kind, by name
 EAGLE3 = {
@@ -94,6 +95,7 @@ EAGLE1 = {
     "own head": {"has_own_head": True},
     "layernorms": LAYERNORMS,
     "layernorms, no fc_bias": LAYERNORMS | {"fc_bias": False},
+    "mtp": LAYERNORMS | MTP,
     "rope theta": {"rope": RopeConfig(theta=5e5)},
     "rope llama3": {"rope": LLAMA3},
 }
@@ -129,6 +131,7 @@ FLIPS3 = FLIPS | {
 FLIPS1 = FLIPS | {
     "fc_bias": {"fc_bias": False},
     **{name: {name: True} for name in ("has_embed_norm", "has_input_layernorm", "has_own_head")},
+    "has_feature_norm": {"has_feature_norm": True},
 }
 
 # keys of config.json that no tensor contradicts, so that only the logits tell

@@ -152,9 +152,11 @@ def test_three_tokens_have_the_targets_law(pair, law, rule, num_draws):
 
 @pytest.fixture(scope="module")
 def blocks(pair):
-    """blocks(**changes): the same target, with a block draft whose head has a say."""
+    """blocks(**changes): the same target, with a parallel draft; a head has a say."""
 
     def make(**changes):
+        if "mask_token_id" in changes:
+            return pair[0], random_draft(eagle3_config(pair[0].loaded, **changes))
         config = block_config(pair[0].loaded, **changes)
         tensors = lively(draft_shapes(config), seed=1)
         tensors |= {n: 3 * x for n, x in tensors.items() if "markov_w" in n or "codebook" in n}
@@ -163,9 +165,11 @@ def blocks(pair):
     return make
 
 
-BLOCKS = [DSPARK, {}, DSPARK | {"markov": "rnn", "anchor_proposes": False}, DFLASH2]
+PEAGLE = {"mask_token_id": 7, "num_layers": 2, "draft_vocab_size": V - 1}
+BLOCKS = [DSPARK, {}, DSPARK | {"markov": "rnn", "anchor_proposes": False}, DFLASH2, PEAGLE]
 OF_BLOCKS = [(rule, i, FEW) for rule in RULES for i in range(len(BLOCKS))]
 OF_BLOCKS += [("exact", 1, 100_096), ("rejection", 0, 100_096), ("block", 2, 100_096)]
+OF_BLOCKS += [("block", 4, 100_096)]
 
 
 @pytest.mark.slow

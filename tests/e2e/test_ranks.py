@@ -21,7 +21,7 @@ from specdec.parallel import lead as leading
 from specdec.parallel import processes
 from specdec.parallel.processes import RankError
 from specdec.start import load
-from tests.block_pair import write_bigrams
+from tests.block_pair import write_bigrams, write_parallel
 from tests.shared_rows import at_random, rows_are_shared
 
 SIZES = {"max_num_seqs": 5, "max_model_len": 256, "device": "cpu", "seed": 7}
@@ -224,8 +224,13 @@ def test_experts_are_those_of_one_rank(requests):
 
 
 @pytest.mark.slow
-def test_blocks_that_each_rank_drafts_whole_are_those_of_one(tmp_path, requests, expected):
-    directory = write_bigrams(tmp_path / "draft", "deepspec-dspark")
+@pytest.mark.parametrize(
+    "write, format", [(write_bigrams, "deepspec-dspark"), (write_parallel, "p-eagle")]
+)
+def test_blocks_that_each_rank_drafts_whole_are_those_of_one(
+    tmp_path, requests, expected, write, format
+):
+    directory = write(tmp_path / "draft", format)
     draft = chain_of(3, str(directory), draft_tensor_parallel_size=1)
     with ranks(draft, **CHUNKS) as llm:
         outputs = outputs_of(llm, requests)

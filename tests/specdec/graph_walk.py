@@ -49,7 +49,7 @@ def make_backend(name: str) -> tuple[GraphBackend | None, torch.device]:
 
 
 def tiny(draft: str | None, device: torch.device, head_dim: int = 32) -> Pair:
-    """Two layers of 64 channels; "eagle3", "eagle1", a block's kind or no draft.
+    """Two layers of 64 channels; "eagle3", "eagle1", "peagle", a block's kind or no draft.
 
     "eagle3, experts": the target has experts.
     """
@@ -74,10 +74,11 @@ def tiny(draft: str | None, device: torch.device, head_dim: int = 32) -> Pair:
         return Pair(target, None, device)
     if draft in BLOCKS:
         return Pair(target, tiny_block(target, draft, device, head_dim), device)
-    make = eagle3_config if draft.startswith("eagle3") else eagle1_config
+    make = eagle1_config if draft == "eagle1" else eagle3_config
     changes = {"intermediate_size": 96, "num_heads": 2, "num_kv_heads": 1, "head_dim": head_dim}
-    taps = {"aux_boundaries": (0, 1, 2)} if draft.startswith("eagle3") else {}
-    eagle = random_draft(make(target, **changes, **taps))
+    taps = {} if draft == "eagle1" else {"aux_boundaries": (0, 1, 2)}
+    masks = {"num_layers": 2, "mask_token_id": 90} if draft == "peagle" else {}
+    eagle = random_draft(make(target, **changes, **taps, **masks))
     return Pair(target, dataclasses.replace(eagle, tensors=_on(device, eagle.tensors)), device)
 
 
@@ -239,7 +240,7 @@ class Walk:
         is_row = filled.slot_mapping[:T] >= 0  # and no padding, as where a draft stopped
         hidden = filled.hidden_states[[row for row in decided if is_row[row]]]
         proposes = filled.sample_mapping[:num_seeds] >= 0
-        if runner.sizes.block_rows:  # whose rows are laid out anew
+        if runner.sizes.block_rows and not runner.sizes.has_seeds:  # rows are laid out anew
             proposes = proposes & False
         streams = filled.draft_hidden[:num_seeds][proposes]
         buffers = [hidden, filled.aux_hidden_states[:T][is_row], streams]

@@ -80,11 +80,11 @@ def test_names_with_one_answer_share_it_and_the_rest_is_said_too():
         ({"method": "ngram", "prompt_lookup_max": 4}, "take prompt_lookup_max: n-gram drafts"),
         (
             {"method": "ngram", "num_speculative_tokens": 4},
-            "^method='ngram': .* EAGLE, DFlash and DSpark heads",
+            "^method='ngram': .* EAGLE, P-EAGLE, DFlash and DSpark heads",
         ),
         (
             {"method": "medusa", "model": "a/b"},
-            "^method='medusa': .* EAGLE, DFlash and DSpark heads",
+            "^method='medusa': .* EAGLE, P-EAGLE, DFlash and DSpark heads",
         ),
         ({"model": "demo", "speculative_token_tree": "[]"}, "tree: give top_k= and num_draft_"),
     ],

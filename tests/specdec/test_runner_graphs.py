@@ -64,6 +64,7 @@ PAIRS = [
     ("dflash", 2, 32),
     ("dspark", 3, 32),
     ("dflash2", 3, 32),
+    ("peagle", 3, 32),
 ]
 
 
@@ -72,7 +73,7 @@ PAIRS = [
     [
         *(("eager", *each) for each in PAIRS[:5]),
         *(("tape", *each) for each in (PAIRS[0], PAIRS[2])),
-        *(pytest.param("tape", *PAIRS[i], marks=pytest.mark.slow) for i in (1, 3, 4, 5, 6, 7)),
+        *(pytest.param("tape", *PAIRS[i], marks=pytest.mark.slow) for i in (1, 3, 4, 5, 6, 7, 8)),
         *(pytest.param("eager", *each, marks=pytest.mark.slow) for each in PAIRS[5:]),
         *(pytest.param("cuda", *each, marks=pytest.mark.gpu) for each in PAIRS),
     ],

@@ -6,9 +6,12 @@ LoadedTarget whose tensors are copied where a format always saves embedding or h
 round trips, and by tests/specdec for identical logits.
 """
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from safetensors.torch import load_file, save_file
 
 from tests.weights.pieces import (
     Json,
@@ -23,6 +26,7 @@ from tests.weights.pieces import (
     with_copies,
     with_offsets,
 )
+from tests.weights.tiny import write_target
 from weights import EagleConfig, LoadedTarget
 
 
@@ -41,7 +45,8 @@ def default_taps(target: LoadedTarget) -> tuple[int, ...]:
 
 
 def is_eagle1(config: EagleConfig) -> bool:
-    return config.entry == "fc" and not config.has_d2t and not is_fancy(config)
+    is_mtp = config.has_feature_norm
+    return config.entry == "fc" and not config.has_d2t and not is_fancy(config) and not is_mtp
 
 
 def is_plain1(config: EagleConfig) -> bool:
@@ -383,6 +388,90 @@ def can_deepspec(config: EagleConfig, target: LoadedTarget) -> bool:
     )
 
 
+# --- MTP
+
+MIMO = {
+    "embed_norm.": "token_layernorm.",
+    "feature_norm.": "hidden_layernorm.",
+    "fc.": "input_proj.",
+    "norm.": "final_layernorm.",
+    "layers.0.": "",
+}
+
+
+def write_mimo(
+    directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
+) -> None:
+    """MiMo's head among the target's tensors; the config is the target's."""
+    write_target(directory, target, num_nextn_predict_layers=1)
+    pieces = load_file(directory / "model.safetensors")
+    own = renamed(unfuse(config.layer, tensors), MIMO)
+    pieces |= {f"model.mtp_layers.0.{name}": tensor for name, tensor in own.items()}
+    save_file(pieces, directory / "model.safetensors")
+
+
+def can_mimo(config: EagleConfig, target: LoadedTarget) -> bool:
+    biases = {"qkv_bias": config.layer.qkv_bias, "o_bias": config.layer.o_bias}
+    is_alike = config.layer == replace(target.config.layers[0], **biases)
+    length = target.config.max_position_embeddings
+    return config.has_feature_norm and is_alike and config.max_position_embeddings == length
+
+
+# --- P-EAGLE
+
+
+def write_speculators_peagle(
+    directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
+) -> None:
+    """EAGLE-3's, with a mask; silent where its defaults say it."""
+    write_speculators_eagle3(directory, config, tensors, target)
+    keys = json.loads((directory / "config.json").read_text())
+    for key in ("norm_before_residual", "norm_before_fc", "fc_norm"):
+        if not keys[key]:
+            del keys[key]
+    keys |= {"mask_token_id": config.mask_token_id, "architectures": ["PEagleSpeculator"]}
+    keys |= {"speculators_model_type": "peagle"}
+    if config.trained_drafts is not None:
+        keys["num_depths"] = config.trained_drafts
+    (directory / "config.json").write_text(json.dumps(keys))
+
+
+def write_peagle(
+    directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
+) -> None:
+    """Heads for vLLM made by hand: the reference's names, and a mask."""
+    pieces = with_offsets(unfuse(config.layer, tensors), config.vocab_size, mask=False)
+    pieces = with_copies(pieces, target, embedding=False, head=not config.has_own_head)
+    keys = layer_keys(config) | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": config.draft_vocab_size,
+        "ptd_token_id" if config.num_layers == 1 else "pard_token": config.mask_token_id,
+    }
+    for key in ("norm_before_residual", "norm_before_fc"):
+        if getattr(config, key):
+            keys[key] = True
+    if config.has_fc_norm:
+        keys["fc_norm"] = True
+    if config.aux_boundaries != default_taps(target):
+        keys["eagle_aux_hidden_state_layer_ids"] = list(config.aux_boundaries)
+    if config.num_layers == 1:
+        pieces = renamed(pieces, {"layers.0.": "midlayer."})
+    save(directory, keys | target_width(config) | window_keys(config), pieces)
+
+
+PARALLEL: dict[str, Format] = {
+    "speculators-peagle": Format(
+        can_express=lambda config, target: is_eagle3(config) and can_copy_head(config),
+        write=write_speculators_peagle,
+    ),
+    "p-eagle": Format(
+        can_express=lambda config, target: (
+            is_eagle3(config) and can_copy_head(config) and config.trained_drafts is None
+        ),
+        write=write_peagle,
+    ),
+}
+
 FORMATS: dict[str, Format] = {
     "eagle-1": Format(
         can_express=lambda config, target: is_plain1(config) and not config.has_own_head,
@@ -413,4 +502,5 @@ FORMATS: dict[str, Format] = {
     "modelopt": Format(can_express=can_modelopt, write=write_modelopt),
     "angelslim": Format(can_express=can_angelslim, write=write_angelslim),
     "deepspec": Format(can_express=can_deepspec, write=write_deepspec),
+    "mimo-mtp": Format(can_express=can_mimo, write=write_mimo),
 }

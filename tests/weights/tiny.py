@@ -17,6 +17,7 @@ BIASES = {
     "llama": (False, False, False),
     "mistral": (False, False, False),
     "qwen2": (True, False, False),
+    "mimo": (True, False, False),
     "qwen3": (False, False, True),
     "granite": (False, False, False),
 }

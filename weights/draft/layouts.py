@@ -53,6 +53,8 @@ class Layout(Format):
     # make the draft recycle its hidden after that norm
     recycled_keys: tuple[str, ...] = ("norm_output", "return_hidden_post_norm")
     recycles_norm: bool = False  # always after that norm, if any (EAGLE-1's head reads the same)
+    is_parallel: bool = False  # P-EAGLE
+    is_inside: bool = False  # among the target's tensors, with the target's config (MTP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,18 +83,33 @@ MODELOPT_KEYS = (
 )
 
 
+MASK_KEYS = ("ptd_token_id", "pard_token")  # the mask token of P-EAGLE heads that vLLM serves
+
+
+def _is_peagle(e: Evidence) -> bool:
+    return e.has_name(r"(^|\.)mask_hidden$") or e.has_key(*MASK_KEYS)
+
+
 def _is_angelslim(e: Evidence) -> bool:
     is_named = e.is_architecture("^Eagle3LlamaForCausalLM$") or e.has_key("target_model_type")
     return is_named and e.has_name(MIDLAYER)
 
 
 LAYOUTS = (
+    Layout(
+        name="mimo-mtp",
+        is_it=lambda e: e.has_name(r"^model\.mtp_layers\.0\.input_proj\.weight$"),
+        recycles_norm=True,
+        is_inside=True,
+    ),
     Layout(name="speculators-eagle", is_it=lambda e: e.is_speculators("eagle"), recycles_norm=True),
     Layout(
         name="speculators-eagle3",
         is_it=lambda e: e.is_speculators("eagle3"),
         norm_before_residual=True,
     ),
+    Layout(name="speculators-peagle", is_it=lambda e: e.is_speculators("peagle"), is_parallel=True),
+    Layout(name="p-eagle", is_it=_is_peagle, is_parallel=True),
     Layout(name="deepspec", is_it=lambda e: e.is_architecture(r"Eagle3Model$"), layer_ids="output"),
     Layout(name="angelslim", is_it=_is_angelslim),
     Layout(name="modelopt", is_it=lambda e: e.has_key(*MODELOPT_KEYS), layer_ids="output"),
@@ -186,7 +203,6 @@ class Signs:
 MTP = r"(eh_proj|enorm|hnorm|shared_head\.\w+)\.weight$"
 MLA = r"self_attn\.(kv_a_proj|q_a_proj)"
 REFUSED = {
-    "P-EAGLE (parallel drafting)": Signs(speculators=("peagle",), tensor=r"(^|\.)mask_hidden$"),
     "Domino": Signs(
         architecture="Domino",
         tensor=r"(^|\.)(prefix_gru|embed_proj)\.",
@@ -237,7 +253,7 @@ ONLY_OF_BLOCKS: dict[str, tuple[object, str]] = {
     "conv_kernel_size": (2, "a convolution of another number of taps"),
 }
 # its model types that are supported
-SPECULATORS = ("eagle", "eagle3", "dflash", "dspark", "dflash2")
+SPECULATORS = ("eagle", "eagle3", "peagle", "dflash", "dspark", "dflash2")
 
 
 def find_layout(evidence: Evidence, problems: Problems) -> Layout | BlockLayout | None:

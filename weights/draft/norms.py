@@ -18,14 +18,18 @@ def resolve_norms(sources: EagleSources, config: EagleConfig) -> EagleConfig:
 
 
 def _entry_fc(sources: EagleSources, config: EagleConfig) -> EagleConfig:
-    """EAGLE-1 has no norms; speculators' `layernorms` switches three on together."""
-    has_final_norm = sources.flag("has_final_norm", "layernorms", "norm.weight")
+    """EAGLE-1 has no norms; speculators' `layernorms` switches three on together. MTP has four."""
+    is_mtp = sources.layout.is_inside
+    needed = True if is_mtp else None
+    has_final_norm = sources.flag("has_final_norm", "layernorms", "norm.weight", needed)
     absent = ("norm_before_fc", "fc_norm", "norm_before_residual")
     sources.ignore("an EAGLE-1 draft has no such norm", *absent)
+    embed_norm, feature_norm = "embed_norm.weight", "feature_norm.weight"
     return dataclasses.replace(
         config,
-        has_embed_norm=sources.flag("has_embed_norm", "layernorms", "embed_norm.weight"),
-        has_input_layernorm=sources.flag("has_input_layernorm", "layernorms", FIRST_NORM),
+        has_embed_norm=sources.flag("has_embed_norm", "layernorms", embed_norm, needed),
+        has_feature_norm=is_mtp and sources.flag("has_feature_norm", None, feature_norm, needed),
+        has_input_layernorm=sources.flag("has_input_layernorm", "layernorms", FIRST_NORM, needed),
         has_final_norm=has_final_norm,
         recycled=_recycled(sources, has_final_norm),
     )
@@ -59,6 +63,9 @@ def _recycled(sources: EagleSources, has_final_norm: bool) -> Literal["pre_norm"
     layout = sources.layout
     log = sources.log
     keys = layout.recycled_keys
+    if layout.is_parallel:
+        sources.ignore("a P-EAGLE draft recycles nothing", *keys)
+        return "pre_norm"
     if layout.recycles_norm and has_final_norm:
         log.add("recycled", "post_norm", f"{layout.name}: the head reads what is recycled")
         return "post_norm"

@@ -10,16 +10,23 @@ from typing import Literal
 
 from weights.config import DraftConfig, EagleConfig, TargetConfig
 from weights.draft.layer import ATTENTION, resolve_layer
-from weights.draft.layouts import ONLY, BlockLayout, Evidence, find_layout
+from weights.draft.layouts import MASK_KEYS, ONLY, BlockLayout, Evidence, Layout, find_layout
 from weights.draft.norms import resolve_norms
 from weights.draft.resolve_block import resolve_block
-from weights.draft.sizes import check_borrowing, num_layers_of, target_hidden_size, vocabulary
+from weights.draft.sizes import (
+    LAYERS,
+    check_borrowing,
+    mask_token,
+    num_layers_of,
+    target_hidden_size,
+    vocabulary,
+)
 from weights.draft.sources import EagleSources, Sources
 from weights.draft.taps import TAP_KEYS, TapRules, num_taps, resolve_taps
 from weights.fields import Fields, layer_types, read_json_object, refuse_values
 from weights.files.header import TensorEntry
 from weights.files.reader import Reader
-from weights.rename import DRAFT_ROWS, rename
+from weights.rename import DRAFT_ROWS, MTP_ROWS, rename
 from weights.report import Log
 from weights.shapes import check_dtypes, file_names
 
@@ -48,7 +55,9 @@ def resolve_draft(
     layout = find_layout(evidence, problems)
     fields.strings("architectures")
     refuse_values(fields, ONLY)
-    held = rename(reader, DRAFT_ROWS, log)
+    is_inside = isinstance(layout, Layout) and layout.is_inside
+    # the target's other tensors are no part of the report
+    held = rename(reader, MTP_ROWS, Log()) if is_inside else rename(reader, DRAFT_ROWS, log)
     if "t2d" in held:
         log.ignored[held["t2d"].name] = "a mask used in training; checked against d2t"
     check_dtypes(held, problems)
@@ -73,7 +82,8 @@ def _config(sources: EagleSources) -> EagleConfig:
     V, W = vocabulary(sources)
     Dt = target_hidden_size(sources, layer.hidden_size)
     has_fc, boundaries = _features(sources, entry, Dt)
-    num_layers = num_layers_of(sources)
+    inside = sources.layout.is_inside
+    num_layers = num_layers_of(sources, "num_nextn_predict_layers" if inside else LAYERS)
     layer = dataclasses.replace(layer, window=_window(sources, num_layers))
     config = EagleConfig(
         format=sources.layout.name,
@@ -90,7 +100,7 @@ def _config(sources: EagleSources) -> EagleConfig:
         has_d2t=sources.has("d2t") or W != V,
     )
     config = dataclasses.replace(
-        resolve_norms(sources, config),
+        resolve_norms(sources, _parallel(sources, config)),
         has_own_embedding=sources.owns("has_own_embedding", "embed_tokens.weight"),
         has_own_head=sources.owns("has_own_head", "lm_head.weight"),
     )
@@ -98,6 +108,18 @@ def _config(sources: EagleSources) -> EagleConfig:
     log.add("d2t", "offsets" if sources.has("d2t") else None, sources.presence("d2t"))
     _check_borrowing(config, sources)
     return config
+
+
+def _parallel(sources: EagleSources, config: EagleConfig) -> EagleConfig:
+    """Fill in what P-EAGLE adds."""
+    if not sources.layout.is_parallel:
+        return config
+    if config.entry == "fc":
+        sources.fields.add_problem("a P-EAGLE draft without hidden_norm is not supported")
+    trained = sources.fields.find(int, "num_depths")
+    sources.log.add("trained_drafts", trained, sources.fields.source("num_depths"))
+    mask = mask_token(sources, config.vocab_size, *MASK_KEYS)
+    return dataclasses.replace(config, mask_token_id=mask, trained_drafts=trained)
 
 
 def _entry(sources: Sources, hidden_size: int) -> Literal["fc", "qkv"]:

@@ -9,7 +9,13 @@ from typing import Literal
 from weights.config import BlockConfig
 from weights.draft.layer import resolve_layer
 from weights.draft.layouts import ONLY_OF_BLOCKS, BlockLayout
-from weights.draft.sizes import check_borrowing, num_layers_of, target_hidden_size, vocabulary
+from weights.draft.sizes import (
+    check_borrowing,
+    mask_token,
+    num_layers_of,
+    target_hidden_size,
+    vocabulary,
+)
 from weights.draft.sources import Sources
 from weights.draft.taps import Default, TapRules, num_taps, resolve_taps
 from weights.fields import layer_types
@@ -61,7 +67,7 @@ def resolve_block(sources: Sources, layout: BlockLayout) -> BlockConfig:
         max_position_embeddings=fields.get(int, "max_position_embeddings", 2048),
         aux_boundaries=boundaries,
         block_size=_block_size(sources, layout),
-        mask_token_id=_mask_token(sources, V),
+        mask_token_id=mask_token(sources, V),
         anchor_proposes=_anchor_proposes(sources, layout),
         markov=markov,
         markov_rank=rank,
@@ -115,16 +121,6 @@ def _block_size(sources: Sources, layout: BlockLayout) -> int:
         size = fields.get(int, "block_size", layout.block_size or 0)
     sources.log.add("block_size", size, fields.source("block_size"))
     return size
-
-
-def _mask_token(sources: Sources, vocab_size: int) -> int:
-    fields = sources.fields
-    token = fields.need(int, "mask_token_id")
-    sources.log.add("mask_token_id", token, fields.source("mask_token_id"))
-    if token >= vocab_size > 0:
-        rows = f"the embedding has rows 0 to {vocab_size - 1}"
-        fields.problems.add(f"{fields.source('mask_token_id')} is {token}, but {rows}")
-    return token
 
 
 def _anchor_proposes(sources: Sources, layout: BlockLayout) -> bool:

@@ -1,4 +1,4 @@
-"""What drafts of every kind have or lack: layers, vocabularies, a fitting embedding and head."""
+"""What drafts of every kind have or lack: layers, ids, a fitting embedding and head."""
 
 import re
 
@@ -6,14 +6,15 @@ from weights.config import DraftConfig
 from weights.draft.sources import Sources
 from weights.shapes import file_names
 
+LAYERS = "num_hidden_layers"
 LAYER = re.compile(r"layers\.([0-9]{1,9})\.")
 
 
-def num_layers_of(sources: Sources) -> int:
+def num_layers_of(sources: Sources, key: str = LAYERS) -> int:
     """Count the layers by tensor names and config.json, whichever says more."""
     seen = max((int(found[1]) for found in map(LAYER.match, sources.held) if found), default=0) + 1
-    written = sources.fields.get(int, "num_hidden_layers", 1)
-    source = "tensor names" if seen >= written else sources.fields.source("num_hidden_layers")
+    written = sources.fields.get(int, key, 1)
+    source = "tensor names" if seen >= written else sources.fields.source(key)
     num_layers = max(written, seen)
     sources.log.add("num_layers", num_layers, source)
     if num_layers > len(sources.held):
@@ -61,6 +62,18 @@ def vocabulary(sources: Sources) -> tuple[int, int]:
         line = f"the draft's vocabulary of {W} tokens is larger than the target's {V}"
         fields.problems.add(f"{where}: {line}")
     return V, W
+
+
+def mask_token(sources: Sources, vocab_size: int, *keys: str) -> int:
+    """Find the token of mask rows, a row of the embedding. keys: other names of mask_token_id"""
+    fields = sources.fields
+    key = fields.first("mask_token_id", *keys) or "mask_token_id"
+    token = fields.need(int, key)
+    sources.log.add("mask_token_id", token, fields.source(key))
+    if token >= vocab_size > 0:
+        rows = f"the embedding has rows 0 to {vocab_size - 1}"
+        fields.problems.add(f"{fields.source(key)} is {token}, but {rows}")
+    return token
 
 
 def check_borrowing(config: DraftConfig, sources: Sources) -> None:

@@ -1,9 +1,11 @@
 """The rows, by model_type.
 
-Facts: transformers, models/MODEL_TYPE/{configuration,modeling}_*.py; names of tensors:
-conversion_mapping.py there. What heads for gpt-oss mean by ids of layers: SGLang's issue 32334, in
-which NVIDIA's, read as outputs, lost a state and agreed less.
+Facts: transformers, models/MODEL_TYPE/{configuration,modeling}_*.py, and MiMo's own modeling file;
+names of tensors: conversion_mapping.py there. What heads for gpt-oss mean by ids of layers:
+SGLang's issue 32334, in which NVIDIA's, read as outputs, lost a state and agreed less.
 """
+
+from dataclasses import replace
 
 from weights.config import Clamp
 from weights.families.family import ExpertsRow, Family
@@ -12,6 +14,17 @@ from weights.rename import Row
 MIXTRAL = "Mixtral's own"
 GRANITE = "Granite-MoE's own"
 GPT_OSS = "gpt-oss's own"
+MTP = "an MTP head: give the target's directory as the draft, too, to use it"
+QWEN2 = Family(
+    title="Qwen2",
+    architecture="Qwen2ForCausalLM",
+    qkv_bias=True,
+    max_position_embeddings=32768,
+    has_window=True,
+    sliding_window=4096,
+    window_switch="use_sliding_window",
+    window_start="max_window_layers",
+)
 
 FAMILIES = {
     "llama": Family(
@@ -28,16 +41,7 @@ FAMILIES = {
         has_window=True,
         sliding_window=4096,
     ),
-    "qwen2": Family(
-        title="Qwen2",
-        architecture="Qwen2ForCausalLM",
-        qkv_bias=True,
-        max_position_embeddings=32768,
-        has_window=True,
-        sliding_window=4096,
-        window_switch="use_sliding_window",
-        window_start="max_window_layers",
-    ),
+    "qwen2": QWEN2,
     "qwen3": Family(
         title="Qwen3",
         architecture="Qwen3ForCausalLM",
@@ -50,6 +54,12 @@ FAMILIES = {
         sliding_window=4096,
         window_switch="use_sliding_window",
         window_start="max_window_layers",
+    ),
+    "mimo": replace(
+        QWEN2,
+        title="MiMo",
+        architecture="MiMoForCausalLM",
+        names=(Row(r"^mtp_layers\.", None, MTP),),
     ),
     "granite": Family(
         title="Granite",

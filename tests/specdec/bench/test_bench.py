@@ -36,6 +36,7 @@ from specdec.start.measure_costs import NEVER
 from specdec.start.speculation import Drafting
 from specdec.step import PHASES
 from tests.weights.blocks import DFLASH2, DSPARK, block_config
+from tests.weights.tiny import eagle3_config
 from weights.shapes import draft_shapes
 
 TINY = shlex.split("--device cpu -k 2 --num-prompts 2 --max-tokens 8 --repeats 1 --num-rounds 2")
@@ -541,6 +542,22 @@ def test_of_a_selector_a_round_streams_the_projection_alone(pair):
     roles = {role for owner, role in weights_of(blocks) if owner == "draft"}
     assert {"kernel_projection", "hidden_projection"} <= roles
     assert "candidate_selector" not in roles
+
+
+def test_a_p_eagle_draft_reads_its_layers_once_or_twice_a_round(pair):
+    config = eagle3_config(pair.target, mask_token_id=5, trained_drafts=6)
+    tensors = {name: torch.zeros(shape) for name, shape in draft_shapes(config).items()}
+    masks = replace(pair, eagle=SimpleNamespace(config=config, tensors=tensors))
+    trees = BenchOptions(trees=[TreeShape(num_levels=2, top_k=2, num_nodes=3)])
+    with pytest.raises(ValueError, match=r"^--trees with a peagle"):
+        Bench(masks, 1e12, trees).check_draft()
+    bench = Bench(masks, 1e12, BenchOptions())
+    assert bench.auto(masks.eagle) == Drafting(6)
+    sizes = bytes_of(masks)
+    once, twice, more = (sizes.floor_ms(K, 0, 1000) for K in (1, 2, 8))
+    assert sizes.draft_step > 0
+    assert twice - once == pytest.approx(sizes.draft_step)
+    assert more == twice
 
 
 def job(prompt, *token_ids, temperature=0.0, seed=None):

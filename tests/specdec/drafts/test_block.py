@@ -122,15 +122,17 @@ class Engine:
             cache.fill_(torch.nan)
         self.logits: list[Tensor] = []
         self.hidden: list[Tensor] = []
-        write_level = block.write_level
+        write_level = propose_module.write_level
 
         def listen(logits_BW, to, noise):
             self.logits.append(logits_BW.clone())
             write_level(logits_BW, to, noise)
 
-        monkeypatch.setattr(block, "write_level", listen)
-        note = lambda model, ids, hidden: self.hidden.append(hidden.clone())  # noqa: E731
-        self.runner.draft.model.register_forward_hook(note)
+        for module in (block, propose_module):  # drafts in turn, and all others
+            monkeypatch.setattr(module, "write_level", listen)
+        if isinstance(draft.config, BlockConfig):
+            note = lambda model, ids, hidden: self.hidden.append(hidden.clone())  # noqa: E731
+            self.runner.draft.model.register_forward_hook(note)
 
     def start(self, row, blocks, **sampling):
         blocks = blocks[: self.runner.sizes.blocks_per_request]

@@ -57,7 +57,7 @@ KERNELS = {
     "fill blocks": (
         block_rows._fill_blocks_kernel,
         1,
-        {"ROWS": 8, "ROWS_PADDED": 8, "ANCHOR_ROWS": 1, "S": 64, "PDL": True},
+        {"ROWS": 8, "ROWS_PADDED": 8, "EXTRA_ROWS": 1, "S": 64, "PDL": True},
     ),
     "convolve": (
         convolve._convolve_kernel,

@@ -62,3 +62,20 @@ def test_rows_of_blocks_are_laid_out_after_the_anchor(device, by, rows, most_row
     assert positions[6] == [62 + i if i < num_own else 0 for i in range(rows)]
     assert limits[6] == [62 + num_own - 1] * rows
     assert all((getattr(buffers, name)[7 * rows :] == -999).all() for name in LAID_OUT)
+
+
+@pytest.mark.parametrize("by", [by_kernel(fill_blocks), fill_blocks_ref])
+def test_after_seeds_all_rows_are_masks_that_see_the_keys_up_to_themselves(device, by):
+    rows = K - 1
+    buffers, state = make(device, rows)
+    by(buffers, state, 7, rows, MASK, LONGEST)
+    ids, positions, slots, limits = (
+        getattr(buffers, name)[: 7 * rows].view(7, rows).tolist() for name in LAID_OUT
+    )
+    assert limits == positions
+    for slot in (0, 2, 3, 6):  # as above; and with one draft, which the seed proposes
+        assert [ids[slot], positions[slot], slots[slot]] == [[0] * 2, [0] * 2, [-1] * 2]
+    assert [ids[1], positions[1], slots[1]] == [[MASK] * 2, [5, 6], [645, 646]]
+    assert [ids[4], positions[4]] == [[MASK] * 2, [LONGEST - 2, LONGEST - 1]]
+    assert slots[5] == [11 * 64 + 63, 21 * 64]
+    assert all((getattr(buffers, name)[7 * rows :] == -999).all() for name in LAID_OUT)

@@ -7,15 +7,14 @@ import torch
 
 from specdec.drafts.perturbation import perturbation
 from specdec.kernels.best_children import Perturbation
-from specdec.kernels.best_token import TileMaxima, launch_tile_maxima
 from specdec.kernels.choose_token import NoiseKeys
 from specdec.kernels.gumbel import TARGET
 from specdec.requests.draft_tree import depths
 from specdec.rounds.children import launch_children
 from specdec.rounds.fill import fill_round_ref
 from specdec.rounds.propose import (
-    launch_write_nodes,
     propose_level,
+    propose_levels,
     write_level,
     write_level_ref,
 )
@@ -59,20 +58,19 @@ def test_logits_may_have_a_factor(device, by):
     assert not torch.equal(found[0][1], found[2][1])
 
 
-def test_a_level_may_have_some_of_the_rows_of_which_maxima_are_known(device):
-    """A block's levels come from one product of the head, the first ones first."""
-    normed, weight = torch.randn(15, D, device=device) / 4, torch.randn(V, D, device=device)
-    maxima = launch_tile_maxima(normed, weight, has_sums=True)
+@pytest.mark.parametrize(
+    "at_once, alone",
+    [(by_kernel(propose_levels), by_kernel(propose_level)), (propose_levels, propose_level)],
+)
+def test_levels_that_depend_on_no_other_are_those_of_one_after_another(device, at_once, alone):
+    normed, weight = torch.randn(3, 5, D, device=device) / 4, torch.randn(V, D, device=device)
     how = {"calibration": torch.ones(2, 3, device=device)}
     blocks, levels_alone = (make(device, 3, keeps_probs=True) for _ in range(2))
     for buffers, state in (blocks, levels_alone):
         fill_round_ref(buffers, state, 5, chain(3), 0, MAX_LEN)
+    at_once(normed, weight, [level_of(*blocks, level, **how) for level in range(3)])
     for level in range(3):
-        rows = slice(5 * level, 5 * level + 5)
-        part = TileMaxima(*(each[:, rows] for each in maxima))
-        launch_write_nodes(part, level_of(*blocks, level, **how))
-        alone = level_of(*levels_alone, level, **how)
-        by_kernel(propose_level)(normed[rows].clone(), weight, alone)
+        alone(normed[level].clone(), weight, level_of(*levels_alone, level, **how))
     rows = [0, 2, 3, 4]  # that have batch slots
     for name in ("draft_tokens", "draft_probs", "num_nodes"):
         found, expected = (getattr(state, name)[rows] for _, state in (blocks, levels_alone))
@@ -338,7 +336,7 @@ def test_rows_are_drawn_with_the_noise_of_their_requests_next_position(
     state.sampling.seeds[:] = torch.randint(0, 1 << 31, state.sampling.seeds.shape)
     to = level_of(buffers, state, level)
     logits = torch.zeros(num_reqs * to.rows_per_req, 40, device=device)
-    keys = perturbation(to, "exact", logits).noise_keys
+    keys = perturbation(to, logits, "exact").noise_keys
     row_X = rows[:num_reqs].repeat_interleave(to.rows_per_req)
     assert torch.equal(keys.seeds, state.sampling.seeds[row_X])
     depth = 3 if level is None else level + 1

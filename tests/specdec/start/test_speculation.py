@@ -19,7 +19,7 @@ from specdec.start.speculation import (
     of_draft,
 )
 from tests.weights.blocks import DFLASH2, block_config
-from tests.weights.tiny import tiny_target
+from tests.weights.tiny import eagle3_config, tiny_target
 
 
 def drafting(has_graphs=True, **values):
@@ -73,6 +73,7 @@ def test_where_they_cannot_vary_the_log_says_why(caplog, values, number, reason)
 
 
 BLOCK = block_config(tiny_target())
+PEAGLE = eagle3_config(tiny_target(), num_layers=2, mask_token_id=90)
 
 
 def checked(draft=BLOCK, **values):
@@ -117,8 +118,24 @@ def test_a_selector_chooses_among_whole_blocks_as_a_chain():
     dflash2 = replace(BLOCK, **DFLASH2)
     assert checked(dflash2) == Drafting(5)
     for values in ({"adaptive": True}, {"num_speculative_tokens": 4, "top_k": 3}):
-        with pytest.raises(ValueError, match="a dflash2 draft proposes a whole block in every"):
+        with pytest.raises(ValueError, match=r"a dflash2 draft proposes as many .* as a chain"):
             checked(dflash2, **values)
+
+
+def test_a_p_eagle_draft_proposes_the_same_number_in_every_round(caplog):
+    assert [block_rows(PEAGLE, K) for K in (0, 1, 2, 5)] == [0, 0, 1, 4]
+    assert block_rows(eagle3_config(tiny_target()), 5) == 0
+    assert checked(PEAGLE) == Drafting(8)
+    assert checked(replace(PEAGLE, trained_drafts=5)) == Drafting(5)
+    assert checked(PEAGLE, num_speculative_tokens=12) == Drafting(12)
+    for values, words in (
+        ({"num_speculative_tokens": 4, "top_k": 3}, "^top_k=3: a peagle draft .* as a chain"),
+        ({"adaptive": True}, "^adaptive=True: a peagle draft"),
+        ({"draft_confidence_threshold": 0.2}, "^draft_confidence_threshold=0.2: a peagle draft"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            checked(PEAGLE, **values)
+    refuse_pieces(EngineConfig(cuda_graph_modes={"draft_prefill": "PIECEWISE"}), PEAGLE)
 
 
 def test_graphs_in_pieces_are_refused_for_a_draft_that_has_none():
@@ -138,12 +155,13 @@ def test_a_method_requires_its_kind_of_draft(method):
         "dspark": replace(BLOCK, markov="vanilla", markov_rank=4),
         "dflash2": replace(BLOCK, **DFLASH2),
     }
+    kinds |= {"peagle": PEAGLE, "eagle3": eagle3_config(tiny_target())}
     for kind, draft in kinds.items():
         speculation = SpeculativeConfig("some/draft", method=method)
         if method in ("auto", kind):
             check_method(speculation, draft)
             continue
-        with pytest.raises(ValueError, match=f"is a {kind} draft .* or method='{kind}'"):
+        with pytest.raises(ValueError, match=f"is an? {kind} draft .* or method='{kind}'"):
             check_method(speculation, draft)
 
 

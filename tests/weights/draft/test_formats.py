@@ -61,6 +61,11 @@ EAGLE3 = [
     ({"rope": RopeConfig(theta=1e6, kind="linear", factor=4.0)}, 6),
     ({"window": 16}, 2),
 ]
+MTP = {
+    **{"has_embed_norm": True, "has_feature_norm": True, "has_input_layernorm": True},
+    **{"has_final_norm": True, "recycled": "post_norm", "fc_bias": False},
+    **{"head_dim": 16, "max_position_embeddings": 256},
+}
 EAGLE1 = [
     ({}, 3),
     ({"fc_bias": False}, 3),
@@ -77,6 +82,7 @@ EAGLE1 = [
         },
         1,
     ),
+    (MTP, 1),
 ]
 
 
@@ -98,6 +104,7 @@ def test_every_format_is_recognised_as_itself(tmp_path, name):
     target = tiny_target()
     taps = {"aux_boundaries": (2, 3, 5, 6, 7), "qk_norm": True, **FULL}
     candidates = [eagle1_config(target), eagle3_config(target), eagle3_config(target, **taps)]
+    candidates.append(eagle1_config(target, **MTP))
     config = next(config for config in candidates if FORMATS[name].can_express(config, target))
     FORMATS[name].write(tmp_path, config, draft_tensors(config), target)
     # vLLM has no format of its own for EAGLE-3, only other names for the same flags

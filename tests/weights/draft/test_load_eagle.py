@@ -194,8 +194,6 @@ def test_an_attack_on_the_config_is_refused_by_name(head, attack):
 
 
 KINDS = {
-    "P-EAGLE": ({"speculators_model_type": "peagle"}, {}),
-    "P-EAGLE (parallel drafting)": ({}, {"mask_hidden": torch.zeros(1, 1, 96)}),
     "EagleMedusa": ({}, {"parallel_draft_heads.0.lm_head.weight": torch.zeros(1)}),
     "EagleMedusa (parallel draft heads)": ({"eagle_config": {"parallel_draft_step": 4}}, {}),
     "MTP": ({}, {"model.layers.0.eh_proj.weight": torch.zeros(1)}),

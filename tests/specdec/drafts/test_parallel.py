@@ -1,0 +1,209 @@
+"""P-EAGLE drafts against tests/naive_parallel.py: what they compute, and that nothing moves it."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from specdec.requests.params import SamplingFlags
+from tests.naive_eagle import borrow, sampled, target_features
+from tests.naive_parallel import MUTANTS, propose, read_draft
+from tests.specdec.drafts.test_block import BLOCKS, CONTEXTS, LONGEST, ROW, Engine, prompt_of
+from tests.specdec.tiny_pair import on_disk, random_draft
+from tests.weights.formats import PARALLEL
+from tests.weights.tiny import eagle3_config, tiny_target
+from weights import LoadedEagle, RopeConfig, load_eagle
+
+FULL = {"has_d2t": False, "draft_vocab_size": 96, "has_own_head": False}
+KINDS = {
+    "four layers, d2t": {"num_layers": 4},
+    "one layer": {"num_layers": 1, "norm_before_residual": True},
+    "norm before fc": {"norm_before_fc": True, "has_own_embedding": True},
+    "a norm for each tap": {"has_fc_norm": True, "aux_boundaries": (0, 3, 5, 7, 8)},
+    "before the residual": {"norm_before_residual": True, "norm_before_fc": True},
+    "the target's head": FULL | {"qk_norm": True},
+    "rope, biases": {"rope": RopeConfig(theta=100.0), "qkv_bias": True},
+    "narrow": {"hidden_size": 24, "has_own_embedding": True, "has_fc_norm": True},
+}
+FEW = "four layers, d2t", "norm before fc"
+OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind not in FEW]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return on_disk(tmp_path_factory.mktemp("target"), tiny_target("qwen3").config)
+
+
+def config_of(target, kind):
+    common = {"num_layers": 2, "mask_token_id": 93, "max_position_embeddings": 256}
+    return eagle3_config(target.loaded, **common | KINDS[kind])
+
+
+@pytest.fixture
+def draft_of(target, tmp_path):
+    """draft_of(kind, format): as the engine reads it, and as the naive reader does."""
+
+    def load(kind: str, format: str = "p-eagle") -> tuple[LoadedEagle, SimpleNamespace, dict]:
+        config, directory = config_of(target, kind), tmp_path / format
+        PARALLEL[format].write(directory, config, random_draft(config).tensors, target.loaded)
+        loaded = load_eagle(directory, target.loaded, progress=False)
+        assert dataclasses.replace(loaded.config, format="any") == config
+        cfg, weights = read_draft(directory, target.loaded.config.num_layers)
+        return loaded, cfg, borrow(cfg, weights, target.reference.weights)
+
+    return load
+
+
+def naive_after(target, cfg, weights, tokens, K, **more):
+    outputs = target.reference.forward(tokens[:-1])
+    features = target_features(cfg, outputs.boundaries, outputs.hidden_TD)
+    return propose(cfg, weights, tokens, features, K, **more)
+
+
+def check(target, engine, cfg, weights, length):
+    """Compare logits and tokens after a prompt; return them and the tokens before them."""
+    engine.start(ROW, BLOCKS)
+    [first] = engine.prefill([prompt_of(length)], [ROW], [BLOCKS])
+    tokens = [*prompt_of(length), first]
+    found = naive_after(target, cfg, weights, tokens, engine.K, longest=LONGEST)
+    logits_KW = torch.cat(engine.logits)
+    assert (logits_KW - found.logits_KW).abs().max() < 2e-5
+    assert engine.runner.state.draft_tokens[ROW, : engine.K].tolist() == found.tokens
+    return logits_KW, tokens
+
+
+@pytest.mark.parametrize("kind", [*FEW, *OTHERS])
+@pytest.mark.parametrize("format", PARALLEL)
+def test_logits_are_the_naive_drafts(target, draft_of, kind, format, monkeypatch):
+    draft, cfg, weights = draft_of(kind, format)
+    engine = Engine(target, draft, 5, monkeypatch)
+    for length in (2, 64, 65):
+        check(target, engine, cfg, weights, length)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("K", [1, 2, 5, 9])
+def test_they_are_after_any_context_for_every_k(target, draft_of, kind, K, monkeypatch):
+    draft, cfg, weights = draft_of(kind)
+    engine = Engine(target, draft, K, monkeypatch)
+    for length in CONTEXTS:
+        check(target, engine, cfg, weights, length)
+
+
+def test_a_borrowed_head_has_the_factor_of_the_targets_logits(target, draft_of, monkeypatch):
+    draft, cfg, weights = draft_of("the target's head")
+    engine = Engine(target, draft, 3, monkeypatch)
+    engine.runner.draft.model.logits_factor = 0.25
+    weights["lm_head.weight"] = 0.25 * weights["lm_head.weight"]
+    check(target, engine, cfg, weights, 9)
+
+
+def test_every_mutant_is_seen(target, draft_of, monkeypatch):
+    draft, cfg, weights = draft_of("norm before fc")
+    engine = Engine(target, draft, 5, monkeypatch)
+    logits_KW, tokens = check(target, engine, cfg, weights, 65)
+    mutants = [{"mutant": mutant} for mutant in MUTANTS]
+    for by in (1, -1):
+        mutants.append({"aux_boundaries": tuple(b + by for b in cfg.aux_boundaries)})
+    for mutant in mutants:
+        wrong = SimpleNamespace(**vars(cfg) | mutant)
+        found = naive_after(target, wrong, weights, tokens, 5).logits_KW
+        assert (logits_KW[1:] - found[1:]).abs().max() > 1e-3, mutant
+
+
+@pytest.mark.parametrize("kind", [FEW[0], pytest.param(FEW[1], marks=pytest.mark.slow)])
+def test_drafts_are_drawn_with_the_targets_noise(target, draft_of, kind, monkeypatch):
+    draft, cfg, weights = draft_of(kind)
+    T, num_seeds = 0.7, 8
+    engine = Engine(target, draft, 4, monkeypatch, num_reqs=num_seeds)
+    rows = list(range(num_seeds))
+    blocks = [[4 * row + i for i in range(4)] for row in rows]
+    for row in rows:
+        engine.start(row, blocks[row], temperature=T, seed=row)
+    prompt = prompt_of(7)
+    flags = SamplingFlags(noise=True)
+    firsts = engine.prefill([prompt] * num_seeds, rows, blocks, flags=flags)
+    drafts = engine.runner.state.draft_tokens[:num_seeds].tolist()
+    for row, first in zip(rows, firsts, strict=True):
+        tokens = [*prompt, first]
+        found = naive_after(target, cfg, weights, tokens, 4, scores=sampled(T, row))
+        assert drafts[row] == found.tokens
+    assert len(set(map(tuple, drafts))) > 4
+
+
+def test_what_is_drafted_depends_on_no_neighbour_and_no_chunk(target, draft_of, monkeypatch):
+    draft, _, _ = draft_of("four layers, d2t")
+    prompts = [prompt_of(length) for length in (70, 5, 64, 33, 1)]
+    blocks = [[4 * row + i for i in range(4)] for row in range(5)]
+    engine = Engine(target, draft, 5, monkeypatch, num_reqs=5)
+    for row in range(5):
+        engine.start(row, blocks[row])
+    engine.prefill(prompts, list(range(5)), blocks)
+    together = torch.stack(engine.logits, dim=1)
+    for chunk in (None, 7):
+        engine.start(2, blocks[2])
+        engine.prefill([prompts[2]], [2], [blocks[2]], chunk)
+        assert torch.equal(torch.stack(engine.logits, dim=1)[0], together[2])
+
+
+def test_a_request_with_fewer_drafts_has_fewer_rows(target, draft_of, monkeypatch):
+    draft, cfg, weights = draft_of("norm before fc")
+    engine = Engine(target, draft, 5, monkeypatch)
+    for own in (0, 2):
+        engine.start(ROW, BLOCKS)
+        engine.runner.state.num_draft_tokens[ROW] = own
+        [first] = engine.prefill([prompt_of(40)], [ROW], [BLOCKS])
+        found = naive_after(target, cfg, weights, [*prompt_of(40), first], max(own, 1))
+        logits_KW = torch.cat(engine.logits)[:own]
+        assert torch.allclose(logits_KW, found.logits_KW[:own], atol=2e-5, rtol=0)
+        assert engine.runner.state.num_nodes[ROW] == own
+        last = 40 + max(own - 1, 0)
+        assert engine.runner.draft_cache[:, :, BLOCKS[0], :, :last].isfinite().all()
+        assert engine.runner.draft_cache[:, :, BLOCKS[0], :, last:].isnan().all()
+
+
+def test_masks_end_with_the_context(target, draft_of, monkeypatch):
+    draft, cfg, weights = draft_of("norm before fc")
+    K, longest = 5, 70
+    engine = Engine(target, draft, K, monkeypatch, longest=longest)
+    for length in (64, 66, 68, 69):
+        engine.start(ROW, BLOCKS)
+        [first] = engine.prefill([prompt_of(length)], [ROW], [BLOCKS])
+        tokens = [*prompt_of(length), first]
+        found = naive_after(target, cfg, weights, tokens, K, longest=longest)
+        logits_KW = torch.cat(engine.logits)[: len(found.tokens)]
+        assert torch.allclose(logits_KW, found.logits_KW, atol=2e-5, rtol=0)
+        assert engine.runner.state.num_nodes[ROW] == min(K, longest - 1 - length)
+        assert engine.runner.draft_cache[:, :, BLOCKS[1], :, 6:].isnan().all()
+
+
+def test_slots_after_the_committed_tokens_may_hold_anything(target, draft_of, monkeypatch):
+    """And those before hold, to the bit, what an extension from scratch writes."""
+    draft, _, _ = draft_of("four layers, d2t")
+    tokens = prompt_of(58)
+    engine = Engine(target, draft, 5, monkeypatch)
+    engine.start(ROW, BLOCKS)
+    tokens += engine.prefill([tokens], [ROW], [BLOCKS])
+    for turn in range(2):
+        state = engine.runner.state
+        n = int(state.num_computed_tokens[ROW])
+        cache = engine.runner.draft_cache[:, :, BLOCKS].transpose(3, 4).flatten(2, 3)
+        fresh = Engine(target, draft, 5, monkeypatch)
+        fresh.start(ROW, BLOCKS)
+        assert fresh.prefill([tokens[:n]], [ROW], [BLOCKS])[0] == tokens[n]
+        scratch = fresh.runner.draft_cache[:, :, BLOCKS].transpose(3, 4).flatten(2, 3)
+        assert torch.equal(cache[:, :, :n], scratch[:, :, :n])
+        assert torch.equal(state.draft_tokens[ROW], fresh.runner.state.draft_tokens[ROW])
+        poisoned = cache.clone()
+        poisoned[:, :, n:] = torch.nan
+        shape = engine.runner.draft_cache[:, :, BLOCKS].transpose(3, 4).shape
+        engine.runner.draft_cache[:, :, BLOCKS] = poisoned.view(shape).transpose(3, 4)
+        # some drafts that hold, then one that does not
+        truth = target.reference.greedy(tokens, 5)
+        state.draft_tokens[ROW, : turn + 1] = torch.tensor([*truth[:turn], (truth[turn] + 1) % 96])
+        engine.runner.run_step([ROW], max_num_computed=n)
+        result = engine.runner.read(1)
+        assert result.num_accepted == [turn]
+        tokens += result.sampled_tokens[0][: turn + 1]

@@ -79,6 +79,10 @@ def resolve_block(sources: Sources, layout: BlockLayout) -> BlockConfig:
         has_own_head=sources.owns("has_own_head", "lm_head.weight"),
         has_d2t=sources.has("d2t") or W != V,
     )
+    if config.markov == "rnn" and not config.anchor_proposes:
+        # speculators trains its state over the anchor's row too, which has no logits here
+        what = "beside an anchor that proposes nothing is not supported"
+        fields.problems.add(f"{fields.source('markov_head_type')} 'rnn' {what}")
     log.add_read(fields, config, max_position_embeddings="max_position_embeddings")
     log.add("d2t", "offsets" if sources.has("d2t") else None, sources.presence("d2t"))
     check_borrowing(config, sources)

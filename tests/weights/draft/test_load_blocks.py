@@ -180,6 +180,11 @@ REFUSED = {
     "no taps": ({"target_layer_ids": None}, {}, "missing aux_hidden_state_layer_ids"),
     "taps outside": ({"target_layer_ids": [1, 8]}, {}, "must lie in 0..8"),
     "one tap": ({"target_layer_ids": [1]}, {}, "takes 2 hidden states"),
+    "rnn after an anchor": (
+        {"markov_head_type": "rnn", "sample_from_anchor": False},
+        {},
+        "'rnn' beside an anchor that proposes nothing",
+    ),
     "another head": ({"markov_head_type": "lstm"}, {}, "only vanilla, gated, rnn"),
     "another rank": ({"markov_rank": 7}, {}, "markov_rank is 7"),
     "gemma": ({"architectures": ["Gemma4DSparkModel"]}, {}, "Gemma"),

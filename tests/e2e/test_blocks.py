@@ -44,6 +44,9 @@ KINDS = {  # format and what differs
     "peagle of speculators": ("speculators-peagle", {}),
 }
 FEW = "masks propose", "dspark", "dflash2", "peagle"
+FIXED = "dflash2", "peagle", "peagle of speculators"  # the same number in every round, as chains
+VARIED = [kind for kind in KINDS if kind not in FIXED]
+FEW_VARIED = [kind for kind in FEW if kind in VARIED]
 SIZES = {"max_num_seqs": 24, "max_model_len": 256, "device": "cpu"}
 # of blocks of 3 tokens and of 5; rows are cheap
 COSTS = StepCosts(
@@ -181,7 +184,7 @@ def planned(llm, plans):
 VARYING = [("dspark", {"async_scheduling": True, "max_num_batched_tokens": 40}, 4)]
 VARYING += [
     pytest.param(kind, options, 16, marks=pytest.mark.slow)
-    for kind in KINDS
+    for kind in VARIED
     for options in ({}, *(OPTIONS[2:4] if kind in FEW else ()))
 ]
 
@@ -211,7 +214,7 @@ def test_blocks_are_proposed_where_they_pay(adapting, prompts, greedy, costs, dr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", FEW)
+@pytest.mark.parametrize("kind", FEW_VARIED)
 def test_rows_for_whole_blocks_are_the_rounds_of_a_fixed_number(
     adapting, block_llm, prompts, greedy, kind
 ):
@@ -258,7 +261,7 @@ def tree_llm(draft_at):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind, options", [(kind, {}) for kind in KINDS] + [("dspark", each) for each in OPTIONS[2:]]
+    "kind, options", [(kind, {}) for kind in VARIED] + [("dspark", each) for each in OPTIONS[2:]]
 )
 def test_texts_are_those_of_plain_decoding_with_trees(tree_llm, plain, prompts, kind, options):
     llm = tree_llm(kind, **options)
@@ -268,7 +271,7 @@ def test_texts_are_those_of_plain_decoding_with_trees(tree_llm, plain, prompts, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", FEW)
+@pytest.mark.parametrize("kind", FEW_VARIED)
 def test_the_draft_cache_has_no_hole_after_rounds_of_trees(
     tree_llm, block_llm, prompts, greedy, kind
 ):
@@ -369,8 +372,9 @@ def test_a_text_may_end_with_the_context_inside_a_block(block_llm, demo_llm, pro
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adapts", [False, True])
-@pytest.mark.parametrize("kind", FEW)
+@pytest.mark.parametrize(
+    "kind, adapts", [*((kind, False) for kind in FEW), *((kind, True) for kind in FEW_VARIED)]
+)
 def test_the_draft_cache_is_an_extension_of_the_committed_tokens(
     draft_at, adapting, prompts, greedy, kind, adapts
 ):
@@ -471,8 +475,15 @@ BACKENDS = ["tape", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("way", [{}, {"is_adaptive": True}, {"tree": TREE}])
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])
+@pytest.mark.parametrize(
+    "kind, way",
+    [
+        pytest.param(kind, way, marks=pytest.mark.slow)
+        for kind in KINDS
+        for way in ({}, {"is_adaptive": True}, {"tree": TREE})
+        if not way or kind in VARIED
+    ],
+)
 def test_graphs_change_no_token_and_no_draft(draft_at, prompts, greedy, backend, kind, way):
     """Batches shrink as requests end, and some are drawn."""
     lengths = (9, 14, 18, 12, 6)

@@ -101,7 +101,7 @@ def forwards(runner: Runner) -> Iterator[Step]:
         yield round_of(runner, count, shapes[each], longest=keys)
     if sizes.block_rows:
         most = sizes.max_num_seqs * sizes.block_rows
-        blocks = {length + sizes.anchor_rows: chain(length) for length in sizes.chain_lengths}
+        blocks = {length + sizes.extra_rows: chain(length) for length in sizes.chain_lengths}
         for rows, count, keys in attention_cuts(runner, blocks, most):
             shape = PLAIN if sizes.is_adaptive else sizes.shape_of(1)
             next_shape = blocks[rows] if sizes.is_adaptive else shape

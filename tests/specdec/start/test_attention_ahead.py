@@ -167,8 +167,17 @@ def test_attention_to_trees_beside_chains_is_compiled_ahead(monkeypatch, max_mod
                 assert kinds(count, longest) <= ahead, (count, longest)
 
 
-@pytest.mark.parametrize("is_adaptive", [False, True])
-@pytest.mark.parametrize("group, K, block_rows", [(8, 4, 4), (16, 2, 2), (4, 7, 8)])
+BLOCKS = [(8, 4, 4), (16, 2, 2), (4, 7, 8)]
+AFTER_SEEDS = [(8, 5, 4), (16, 3, 2), (4, 9, 8)]
+
+
+@pytest.mark.parametrize(
+    "group, K, block_rows, is_adaptive",
+    [
+        *((*each, is_adaptive) for each in BLOCKS for is_adaptive in (False, True)),
+        *((*each, False) for each in AFTER_SEEDS),
+    ],
+)
 def test_attention_of_blocks_is_compiled_ahead(group, K, block_rows, is_adaptive):
     """A block may have one row less than its request verifies, or half as many."""
     sizes = EngineSizes(

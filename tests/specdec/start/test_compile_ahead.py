@@ -37,7 +37,7 @@ def kind(rows: int) -> tuple[int, int]:
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 40, 64, 300])
 @pytest.mark.parametrize("query_len", [1, 2, 4, 6, 33])
 def test_each_kind_of_row_count_is_compiled_ahead(max_num_seqs, query_len):
-    sizes = SimpleNamespace(max_num_seqs=max_num_seqs, tree=None, block_rows=0)
+    sizes = SimpleNamespace(max_num_seqs=max_num_seqs, tree=None, block_rows=0, has_seeds=False)
     counts = list(request_counts(SimpleNamespace(sizes=sizes), query_len))
     assert max(counts) <= max_num_seqs
     every = {kind(count * query_len) for count in range(1, max_num_seqs + 1)}
@@ -49,6 +49,11 @@ def test_each_kind_of_row_count_is_compiled_ahead(max_num_seqs, query_len):
         for rows in (query_len - 1, query_len):
             every = {kind(count * rows) for count in range(1, max_num_seqs + 1)}
             assert {kind(count * rows) for count in counts} >= every
+        if query_len > 2:  # after seeds there are masks for all drafts but one
+            after_seeds = SimpleNamespace(**vars(sizes) | {"has_seeds": True})
+            counts = list(request_counts(SimpleNamespace(sizes=after_seeds), query_len))
+            every = {kind(count * (query_len - 2)) for count in range(1, max_num_seqs + 1)}
+            assert {kind(count * (query_len - 2)) for count in counts} >= every
         sizes.tree = TreeShape(num_levels=3, top_k=5, num_nodes=query_len - 1)
         counts = list(request_counts(SimpleNamespace(sizes=sizes), query_len))
         for rows in (3, 4, 5, query_len):

@@ -5,7 +5,8 @@
 
 Weights are random, of a published model's sizes, and so are its heads (scripts/block_head.py).
 Times are medians of greedy rounds in steady state, in milliseconds: `extend`, the draft's KV of the
-step's rows, with an EAGLE head's first level; `propose`, all that it drafts then; the whole round.
+step's rows, with the first level of an EAGLE or P-EAGLE head; `propose`, what it drafts then; the
+whole round.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from scripts.block_head import KINDS, write_block_head
+from scripts.block_head import KINDS, write_block_head, write_parallel_head
 from scripts.random_models import MODELS
 from scripts.random_pair import draw, write_pair
 from scripts.write_json import write_json
@@ -28,7 +29,7 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", choices=MODELS)
-    parser.add_argument("--kind", default="dspark,dflash,dflash2,eagle3")
+    parser.add_argument("--kind", default="dspark,dflash,dflash2,peagle,eagle3")
     parser.add_argument("-k", "--num-speculative-tokens", type=int, default=7)
     parser.add_argument("--batch", default="1,64")
     parser.add_argument("--rounds", type=int, default=30)
@@ -37,9 +38,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the last line's JSON to a file too")
     args = parser.parse_args()
     args.kind, args.batch = args.kind.split(","), [int(n) for n in args.batch.split(",")]
-    unknown = {*args.kind} - {*KINDS, "eagle3"}
-    if unknown:
-        parser.error(f"--kind {', '.join(unknown)}: give some of {', '.join(KINDS)}, eagle3")
+    known = [*KINDS, "peagle", "eagle3"]
+    if unknown := {*args.kind}.difference(known):
+        parser.error(f"--kind {', '.join(unknown)}: give some of {', '.join(known)}")
     return args
 
 
@@ -76,6 +77,8 @@ def main() -> None:
             head = Path(out) / kind
             if kind in KINDS:
                 write_block_head(head, kind, Path(out) / "target")
+            elif kind == "peagle":
+                write_parallel_head(head, Path(out) / "eagle3")
             pair = load_pair(str(Path(out) / "target"), str(head), args.device, "auto")
             found += rows_of(pair, kind, args)
     print(table(found))

@@ -1,13 +1,15 @@
-"""Heads of random weights that propose blocks, beside a target of scripts/random_pair.py.
+"""Heads of random weights that propose in parallel, beside a pair of scripts/random_pair.py.
 
 Sizes and options are those of published heads: 5 layers like the target's, 5 taps, and for DSpark
 blocks of 7 and a vanilla markov head of rank 256 with its confidence head (deepseek-ai/DeepSpec),
 for DFlash blocks of 16 and for DFlash2 of 8, with groups of 16 channels and 16 candidates of a
-selector of rank 256 (z-lab/dflash).
+selector of rank 256 (z-lab/dflash). A P-EAGLE head is the pair's EAGLE-3 head with 4 layers.
 """
 
 import json
 from pathlib import Path
+
+from safetensors import safe_open
 
 from scripts.random_pair import Config, write_files
 from weights.config import BlockConfig, LayerKind
@@ -16,9 +18,10 @@ from weights.draft.sources import Sources
 from weights.errors import Problems
 from weights.fields import Fields
 from weights.report import Log
-from weights.shapes import draft_shapes
+from weights.shapes import Shapes, draft_shapes
 
 NUM_LAYERS, NUM_TAPS = 5, 5
+PARALLEL_LAYERS = 4
 KINDS = {
     "dflash": {"block_size": 16, "anchor_proposes": False},
     "dspark": {
@@ -67,6 +70,24 @@ def write_block_head(out: Path, kind: str, target: Path) -> None:
         names = {"architectures": [architecture], "dflash_config": options}
     own: Config = {"num_hidden_layers": NUM_LAYERS, **names}
     write_files(out, keys | own, draft_shapes(config))
+
+
+def write_parallel_head(out: Path, eagle3: Path) -> None:
+    """Write a P-EAGLE head from the EAGLE-3 head in a directory; its weights take no space."""
+    keys: Config = json.loads((eagle3 / "config.json").read_text())
+    with safe_open(eagle3 / "model.safetensors", "pt") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    D = int(str(keys["hidden_size"]))
+    found: Shapes = {"mask_hidden": (1, 1, shapes["fc.weight"][1])}
+    for name, shape in shapes.items():
+        found[name.replace("midlayer.", "layers.0.")] = shape
+        if name.startswith("midlayer.") and "hidden_norm" not in name:
+            reads_pair = name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+            for i in range(1, PARALLEL_LAYERS):
+                further = (shape[0], D) if reads_pair else shape
+                found[name.replace("midlayer.", f"layers.{i}.")] = further
+    mask: Config = {"ptd_token_id": int(str(keys["vocab_size"])) - 1}
+    write_files(out, keys | {"num_hidden_layers": PARALLEL_LAYERS, **mask}, found)
 
 
 def _layer(keys: Config) -> LayerKind:

@@ -457,10 +457,13 @@ def test_bench_random_times_random_weights(run, capsys, model):
 def test_bench_block_times_drafts_of_every_kind(run, capsys):
     options = "tiny -k 5 --batch 1,2 --rounds 2 --max-model-len 512 --device cpu"
     found = json.loads(run("scripts.bench_block", *options.split()).splitlines()[-1])["rows"]
-    assert [(row["draft"], row["batch"]) for row in found] == [
-        (kind, batch) for kind in ("dspark", "dflash", "dflash2", "eagle3") for batch in (1, 2)
-    ]
+    kinds = ("dspark", "dflash", "dflash2", "peagle", "eagle3")
+    known = [(row["draft"], row["batch"]) for row in found]
+    assert known == [(kind, batch) for kind in kinds for batch in (1, 2)]
     assert all(0 < row["draft_ms"] < row["round_ms"] for row in found)
     with pytest.raises(SystemExit):
         run("scripts.bench_block", "tiny", "--kind", "medusa")
-    assert "--kind medusa: give some of dflash, dspark, dflash2, eagle3" in capsys.readouterr().err
+    assert (
+        "--kind medusa: give some of dflash, dspark, dflash2, peagle, eagle3"
+        in capsys.readouterr().err
+    )

@@ -268,6 +268,7 @@ def test_smaller_trees_leave_the_rows_of_prompts_alone(make, greedy, prompts):
     assert llm.engine.planner.statistics.tree_share > 0.9
 
 
+@pytest.mark.slow
 def test_guided_texts_are_those_of_plain_decoding(make, prompts):
     rules = [{"regex": r"(def|for) [a-z_]{3,9}\([a-z]{0,4}\):( [a-z]+)*"}, {"json": {}}]
     params = [

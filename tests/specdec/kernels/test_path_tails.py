@@ -81,6 +81,7 @@ def test_a_chain_read_by_slots_gets_the_bits_of_a_chain_in_blocks(device, cut):
         ),
     ],
 )
+@MOSTLY
 def test_longer_paths_take_more_columns_of_a_tile(device, cut, num_nodes, base):
     """16, 32 and 64 a node, in one tile and in two."""
     case = tree_case([chain(base, num_nodes)], H=2, G=1, dtype=FP16, device=device)
@@ -219,6 +220,7 @@ def test_trees_keep_their_bits_in_larger_query_tiles(device, monkeypatch, tile):
 
 
 @pytest.mark.parametrize("base", [62, pytest.param(1150, marks=pytest.mark.slow)])
+@MOSTLY
 def test_what_lies_in_other_nodes_slots_changes_nothing(device, cut, base):
     """Behind whole tiles of their split, too."""
     tree = random_tree(base, 7, 3, seed=3)

@@ -13,6 +13,7 @@ from graphs.modes import CUDAGraphMode
 from graphs.tape.backend import TapeBackend
 from specdec import LLM, SamplingParams
 from specdec.config import GraphConfig
+from specdec.requests.metrics import Counter
 from specdec.requests.request import whole_output
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
@@ -119,6 +120,12 @@ def texts(llm, prompts, count, batch=None):
     return found
 
 
+def accepted_by(llm):
+    """Count the drafts that held, of all requests so far."""
+    counted = {each.name: each.value for each in llm.get_metrics() if isinstance(each, Counter)}
+    return counted["specdec:spec_decode_num_accepted_tokens"]
+
+
 @pytest.fixture(scope="module")
 def plain(demo_llm, prompts):
     return texts(demo_llm(None), prompts, 24)
@@ -200,6 +207,7 @@ def test_texts_do_not_depend_on_rows_and_blocks_that_vary(
     assert {PLAIN} < {*stats.rounds} <= {PLAIN, chain(3), chain(5)}
     assert 0 < stats.num_wasted < stats.num_rows
     assert (llm.engine.planner.factors != 1).any()
+    assert accepted_by(llm) > 3
     assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
 
 
@@ -267,6 +275,7 @@ def test_texts_are_those_of_plain_decoding_with_trees(tree_llm, plain, prompts, 
     llm = tree_llm(kind, **options)
     assert texts(llm, prompts, 16) == plain[:16]
     assert llm.engine.runner.num_tree_rounds > 3
+    assert accepted_by(llm) > 2
     assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
 
 
@@ -515,3 +524,4 @@ def test_texts_on_a_gpu_are_those_of_plain_decoding(draft_at, prompts, kind):
     drafting, alone = LLM("demo", chosen, **sizes), LLM("demo", **sizes)
     for batch in (24, 5):
         assert texts(drafting, prompts, 24, batch) == texts(alone, prompts, 24, batch)
+    assert accepted_by(drafting) > 3

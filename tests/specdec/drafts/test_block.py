@@ -16,12 +16,14 @@ from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig, graph_modes
 from specdec.drafts import block
 from specdec.requests.params import GREEDY, SamplingFlags, SamplingStart
+from specdec.rounds import candidates
 from specdec.rounds import propose as propose_module
 from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import PLAIN, EngineSizes, TreeShape, chain
 from specdec.start.speculation import block_rows
+from tests import naive_block
 from tests.naive_block import (
     MUTANTS,
     MUTANTS_OF_DFLASH2,
@@ -269,7 +271,7 @@ def test_markov_w1_goes_by_the_targets_ids(target, draft_of, monkeypatch):
     tokens = [*prompt_of(9), int(engine.runner.state.last_sampled_tokens[ROW])]
     cfg.mutant = "markov_w1 by draft id"
     wrong = naive_after(target, cfg, weights, tokens, 4)
-    assert (logits_KW - wrong.logits_KW).abs().max() > 1e-3
+    assert distance(logits_KW, wrong.logits_KW) > 1e-3
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark", "dspark, d2t", "dflash2"])
@@ -322,9 +324,11 @@ BY_KERNELS = "drafts.block", "rounds.candidates", "kernels.add_transitions", "ke
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
-def test_kernels_draft_what_their_twins_do(target, draft_of, monkeypatch):
+@pytest.mark.parametrize("kind", ["dspark", "dflash2"])
+def test_kernels_draft_what_their_twins_do(target, draft_of, kind, monkeypatch):
     """Greedy requests beside drawn ones, and padding; by Triton's interpreter."""
-    draft, _, _ = draft_of("dflash2")
+    draft, _, _ = draft_of(kind)
+    monkeypatch.setattr(candidates, "LANES", 64)  # of 96 ids
     engine = Engine(target, draft, 4, monkeypatch, num_reqs=5)
     rows, prompts = [0, 1, 3], [prompt_of(length) for length in (7, 20, 7)]
     found = []
@@ -341,6 +345,32 @@ def test_kernels_draft_what_their_twins_do(target, draft_of, monkeypatch):
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1].tolist() == found[1][1].tolist() == [4, 4, 4]
     assert len(found[0][0].unique()) > 6
+
+
+@pytest.mark.parametrize("kind, temperature", [("dspark", 0.0), ("dspark", 0.3), ("dflash2", 0.0)])
+def test_of_tokens_in_one_lane_the_best_is_a_candidate(
+    target, draft_of, kind, temperature, monkeypatch
+):
+    """Ids share 8 lanes, so other drafts are chosen than among all of them."""
+    draft, cfg, weights = draft_of(kind)
+    cfg.selector_top_k = min(cfg.selector_top_k, 6)
+    engine = Engine(target, draft, 4, monkeypatch)
+    if engine.runner.draft.model.candidate_selector is not None:
+        engine.runner.draft.model.candidate_selector.top_k = cfg.selector_top_k
+    monkeypatch.setattr(candidates, "LANES", 8)
+    more = {"scores": sampled(temperature, 5)} if temperature else {}
+    num_others = 0
+    for length in (3, 9, 20, 33):
+        engine.start(ROW, BLOCKS, temperature=temperature, seed=5)
+        flags = SamplingFlags(noise=temperature > 0)
+        [first] = engine.prefill([prompt_of(length)], [ROW], [BLOCKS], flags=flags)
+        drafts, tokens = engine.runner.state.draft_tokens[ROW].tolist(), [*prompt_of(length), first]
+        for num_lanes in (4096, 8):
+            monkeypatch.setattr(naive_block, "LANES", num_lanes)
+            found = naive_after(target, cfg, weights, tokens, 4, **more).tokens
+            num_others += found != drafts
+        assert found == drafts
+    assert num_others > 0
 
 
 @pytest.mark.parametrize("kind", ["dspark, rnn", "dflash2"])
@@ -389,6 +419,7 @@ def test_drafts_of_a_number_that_varies_have_probabilities(
     engine.runner.calibrate(factors)
     monkeypatch.setattr(block, "use_triton", lambda _: by == "kernels")
     monkeypatch.setattr(propose_module, "use_triton", lambda _: by == "kernels")
+    monkeypatch.setattr(candidates, "LANES", 128)  # for the interpreter's sake
     state, prompt = engine.runner.state, prompt_of(9)
     more = {"scores": sampled(temperature, 7)} if temperature else {}
     flags = SamplingFlags(noise=temperature > 0)

@@ -26,7 +26,7 @@ from specdec.kernels.needed import need
 from specdec.kernels.persistent.launch import describe, describe_scales
 from specdec.kernels.persistent.results import bias_beside, gated
 from specdec.kernels.sum_order import add_now, split_blocks
-from specdec.kernels.tile_shapes import LEAST_SCALES, SHARED_MEMORY
+from specdec.kernels.tile_shapes import LEAST_SCALES, SCALE_BYTES, SHARED_MEMORY
 from specdec.kernels.tiles import Tiles, num_tiles, place_of, rows_to_read
 from specdec.kernels.warp_roles import make_barriers, make_ring
 
@@ -74,9 +74,11 @@ def _shared_bytes(tiles: Tiles, is_gated: bool, size: int) -> int:
     size: bytes of a number
     """
     rows_of_w = tiles.block_n * (2 if is_gated else 1)
-    row = tiles.block_k * size + (4 if size == 1 else 0)
-    ring = (rows_of_w + max(tiles.block_m, LEAST_SCALES)) * row * tiles.num_stages
-    return ring + tiles.block_n * tiles.block_m * (2 if is_gated else 4) + BARRIER_BYTES
+    stage = (rows_of_w + tiles.block_m) * tiles.block_k * size
+    if size == 1:
+        stage += SCALE_BYTES * (rows_of_w + max(tiles.block_m, LEAST_SCALES))
+    results = tiles.block_n * tiles.block_m * (2 if is_gated else 4)
+    return stage * tiles.num_stages + results + BARRIER_BYTES
 
 
 def launch_few_rows(

@@ -1,4 +1,4 @@
-"""Sizes of the pair with experts, and the attention that its target and its head share.
+"""Sizes of a target and its head, by default of the pair with experts, and the attention of both.
 
 Letters: B sequences, S tokens, D hidden, X what attention reads, H query heads, G kv heads, C
 channels, V vocabulary, W draft vocabulary, L layers, E experts, I width of each.
@@ -15,7 +15,10 @@ Cache = list[tuple[Tensor, Tensor]]  # keys and values [B, G, S, C] of each laye
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Sizes of the bundled pair; both files together have less than 8 MB in bfloat16."""
+    """Sizes; both files of the bundled pair with experts have less than 8 MB in bfloat16.
+
+    E = 0: no experts, and no norms over heads in the target, as Llama has it
+    """
 
     V: int = 4096
     D: int = 192

@@ -42,7 +42,7 @@ def save_target(target: Target, directory: Path) -> None:
     )
     config.save_pretrained(directory)
     transformers.GenerationConfig(bos_token_id=BOS, eos_token_id=EOS).save_pretrained(directory)
-    _save(target.published(), directory)
+    save_tensors(target.published(), directory)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(demo_directory("target") / name, directory / name)
 
@@ -73,7 +73,7 @@ def save_head(head: Eagle3, sizes: Sizes, directory: Path) -> None:
         "torch_dtype": "bfloat16",
     }
     (directory / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    _save(head.published(sizes.V), directory)
+    save_tensors(head.published(sizes.V), directory)
 
 
 def load_target(directory: Path) -> Target:
@@ -83,7 +83,7 @@ def load_target(directory: Path) -> Target:
     return target
 
 
-def _save(tensors: dict[str, Tensor], directory: Path) -> None:
+def save_tensors(tensors: dict[str, Tensor], directory: Path) -> None:
     file = directory / "model.safetensors"
     save_file(tensors, file, metadata={"format": "pt"})
     file.chmod(0o644)

@@ -1,4 +1,4 @@
-"""The target with experts as a torch module for training: Qwen3-MoE's arithmetic and names.
+"""A target as a torch module for training: Qwen3-MoE's arithmetic, or Llama's without experts.
 
 All experts compute for all rows, as one product: with 16 small ones this is faster than choosing
 rows, and the weights of those not chosen are 0. Letters as in attention.py.
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scripts.experts_pair.attention import Attention, Cache, Sizes
+from scripts.experts_pair.eagle3 import MLP
 
 
 class Experts(nn.Module):
@@ -37,13 +38,20 @@ class Experts(nn.Module):
         return self.down_proj(h.flatten(-2)), imbalance, share_E
 
 
+class Dense(MLP):
+    """An MLP that is used in full, as the only expert would be."""
+
+    def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        return super().forward(x_BSD), x_BSD.new_ones(()), x_BSD.new_ones(1)
+
+
 class Layer(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(sizes.D, sizes.eps)
-        self.self_attn = Attention(sizes, sizes.D, has_norms=True)
+        self.self_attn = Attention(sizes, sizes.D, has_norms=sizes.E > 0)
         self.post_attention_layernorm = nn.RMSNorm(sizes.D, sizes.eps)
-        self.mlp = Experts(sizes)
+        self.mlp = Experts(sizes) if sizes.E else Dense(sizes.D, sizes.I)
 
     def forward(
         self, x_BSD: Tensor, start: int, cache: Cache | None, layer: int
@@ -103,7 +111,7 @@ class Target(nn.Module):
     def _parts(self, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Give the names in files, and views."""
         before, _, role = name.rpartition(".mlp.")
-        if role == "gate.weight" or not before:
+        if role == "gate.weight" or not before or not self.sizes.E:
             yield f"model.{name}", weight
             return
         views = weight.chunk(self.sizes.E, dim=1 if role.startswith("down") else 0)

@@ -26,7 +26,7 @@ from specdec.kernels.needed import need
 from specdec.kernels.persistent.launch import describe, describe_scales
 from specdec.kernels.persistent.results import bias_beside, gated
 from specdec.kernels.sum_order import add_now, split_blocks
-from specdec.kernels.tile_shapes import LEAST_SCALES, SHARED_MEMORY
+from specdec.kernels.tile_shapes import LEAST_SCALES, SCALE_BYTES, SHARED_MEMORY
 from specdec.kernels.tiles import Tiles, num_tiles, place_of, rows_to_read
 from specdec.kernels.warp_roles import make_barriers, make_ring
 
@@ -74,9 +74,11 @@ def _shared_bytes(tiles: Tiles, is_gated: bool, size: int) -> int:
     size: bytes of a number
     """
     rows_of_w = tiles.block_n * (2 if is_gated else 1)
-    row = tiles.block_k * size + (4 if size == 1 else 0)
-    ring = (rows_of_w + max(tiles.block_m, LEAST_SCALES)) * row * tiles.num_stages
-    return ring + tiles.block_n * tiles.block_m * (2 if is_gated else 4) + BARRIER_BYTES
+    stage = (rows_of_w + tiles.block_m) * tiles.block_k * size
+    if size == 1:
+        stage += SCALE_BYTES * (rows_of_w + max(tiles.block_m, LEAST_SCALES))
+    results = tiles.block_n * tiles.block_m * (2 if is_gated else 4)
+    return stage * tiles.num_stages + results + BARRIER_BYTES
 
 
 def launch_few_rows(
@@ -169,10 +171,10 @@ def few_rows_kernel(
 
 
 @gluon_jit
-def _place(i, blocks, where, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr):
-    """Find first column and row of the tile to which the program's i-th block of K belongs."""
+def _place(tile, where, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr):
+    """Find first column and row of the program's tile of this number."""
     _part, first, n_tiles, m_tiles = where
-    n_tile, m_tile = place_of(gl.program_id(0) + i // blocks * gl.num_programs(0), n_tiles, m_tiles)
+    n_tile, m_tile = place_of(gl.program_id(0) + tile * gl.num_programs(0), n_tiles, m_tiles)
     return first + n_tile * BLOCK_N, m_tile * BLOCK_M
 
 
@@ -186,7 +188,10 @@ def _count(where):
 def _copy(
     descs, ring, where, sizes, IS_GATED: gl.constexpr, WALKED: gl.constexpr, FORM: gl.constexpr
 ):
-    """Fill the ring, in one warp, weights first."""
+    """Fill the ring, in one warp, weights first.
+
+    Nothing is divided for a stage: a warp takes as long for a quotient as memory for the stage.
+    """
     STAGES: gl.constexpr = ring[0].shape[0]
     BLOCK_N: gl.constexpr = ring[0].shape[1]
     BLOCK_K: gl.constexpr = ring[0].shape[2]
@@ -194,19 +199,24 @@ def _copy(
     blocks = sizes[2] * WALKED
     start = where[0] * blocks * BLOCK_K
     ahead = gl.minimum(blocks, STAGES)
-    n0, m0 = _place(0, blocks, where, BLOCK_N, BLOCK_M)
+    n0, m0 = _place(0, where, BLOCK_N, BLOCK_M)
     for i in range(ahead):
         _copy_w(descs, ring, n0, start + i * BLOCK_K, i, IS_GATED, FORM)
     tl.extra.cuda.gdc_wait()
     for i in range(ahead):
         _copy_x(descs, ring, m0, start + i * BLOCK_K, i, FORM)
-    for i in range(ahead, blocks * _count(where)):
-        n0, m0 = _place(i, blocks, where, BLOCK_N, BLOCK_M)
-        at = i % STAGES
-        k = start + i % blocks * BLOCK_K
-        hopper.mbarrier.wait(ring[4].index(at), (i // STAGES + 1) & 1, pred=i >= STAGES)
-        _copy_w(descs, ring, n0, k, at, IS_GATED, FORM)
-        _copy_x(descs, ring, m0, k, at, FORM)
+    at = ahead
+    turn = 1  # of the barriers, which have been waited for once before the first
+    for tile in range(_count(where)):
+        n0, m0 = _place(tile, where, BLOCK_N, BLOCK_M)
+        for i in range(gl.where(tile == 0, ahead, 0), blocks):
+            turn ^= (at == STAGES).to(gl.int32)
+            at = gl.where(at == STAGES, 0, at)
+            k = start + i * BLOCK_K
+            hopper.mbarrier.wait(ring[4].index(at), turn)
+            _copy_w(descs, ring, n0, k, at, IS_GATED, FORM)
+            _copy_x(descs, ring, m0, k, at, FORM)
+            at += 1
     tl.extra.cuda.gdc_launch_dependents()
 
 
@@ -259,7 +269,7 @@ def _multiply(
     BLOCK_M: gl.constexpr = ring[2].shape[1]
     for tile in range(_count(where)):
         first = tile * blocks * WALKED
-        n0, m0 = _place(first, blocks * WALKED, where, BLOCK_N, BLOCK_M)
+        n0, m0 = _place(tile, where, BLOCK_N, BLOCK_M)
         place = (scales, m0, n0, T, N)
         acc, up = _sums_of(ring, first, blocks, place, IS_GATED, FORM, WALKED, WALKED)
         if HAS_BIAS:

@@ -9,6 +9,7 @@ import torch
 
 from specdec.kernels import few_rows, gate_up, linear
 from specdec.kernels.few_rows import has_few_rows, launch_few_rows
+from specdec.kernels.fp8.weight import E4M3
 from specdec.kernels.needed import needed_while
 from specdec.kernels.sum_order import Order
 from specdec.kernels.tile_shapes import SHARED_MEMORY, Shape, rows_of_tiles
@@ -164,12 +165,14 @@ def test_which_products_it_serves(monkeypatch):
         assert not has_few_rows(x, usual)
 
 
-def test_it_serves_the_shipped_tiles_of_an_8b_model(monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, E4M3])
+def test_it_serves_the_tiles_of_an_8b_model(monkeypatch, dtype):
+    """Those that are shipped, and the rule's for 8 bits."""
     monkeypatch.setattr(few_rows, "is_hopper", lambda _: True)
     for kind, N, K in SHIPPED:
         for rows in few_rows.ROWS:
-            tiles = choose_tiles(kind, rows, N, K, torch.bfloat16, "NVIDIA H200", has_wgmma=True)
-            x = torch.zeros(rows, K, dtype=torch.bfloat16)
+            tiles = choose_tiles(kind, rows, N, K, dtype, "NVIDIA H200", has_wgmma=True)
+            x = torch.zeros(rows, K, dtype=dtype)
             assert has_few_rows(x, tiles, is_gated=kind == "gate"), (kind, N, K, rows)
 
 

@@ -25,7 +25,7 @@ from specdec.start.speculation import (
     of_draft,
     usual_number,
 )
-from weights.config import BlockConfig
+from weights.draft.config import BlockConfig
 from weights.load import LoadedEagle
 
 MOST_CONTEXT = 131072  # tokens of all requests after long prompts

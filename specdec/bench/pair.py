@@ -22,8 +22,8 @@ from specdec.start.load import assemble, check_draft_size, check_parts
 from specdec.start.locate import locate
 from specdec.start.runners import Models, RunnerPlan, build_planned, read_models
 from specdec.start.speculation import Drafting, block_rows, check_number
-from weights.config import BlockConfig
 from weights.demo import demo_prompts
+from weights.draft.config import BlockConfig
 from weights.errors import Problems
 from weights.files.guard import read_object
 from weights.load import LoadedEagle, LoadedTarget

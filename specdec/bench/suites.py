@@ -20,7 +20,7 @@ from specdec.requests.stats import SpeculationStats
 from specdec.sizes import BLOCK_SIZE, TreeShape
 from specdec.start.measure_costs import NEVER
 from specdec.start.speculation import Drafting, grows_trees
-from weights.config import BlockConfig
+from weights.draft.config import BlockConfig
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 8192, 16384)  # of first_token's prompts
 LONGEST_EAGER = 2048  # from there on launching op by op costs nothing

@@ -11,7 +11,8 @@ from specdec.kernels.tile_shapes import FP8, Kind, Product
 from specdec.models.block import BlockModel
 from specdec.models.decoder import DecoderModel
 from specdec.models.eagle import EagleModel
-from weights.config import BlockConfig, DraftConfig, TargetConfig
+from weights.config import TargetConfig
+from weights.draft.config import BlockConfig, DraftConfig
 
 KINDS: dict[str, Kind] = {  # by the module that has the weight
     **{"qkv_proj": "split", "o_proj": "split", "gate_up_proj": "gate", "down_proj": "split"},

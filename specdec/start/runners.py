@@ -28,7 +28,7 @@ from specdec.start.measure_costs import largest_captured
 from specdec.start.memory import measure_needs, memory_table, of_all_ranks, plan_memory
 from specdec.start.sizing import GIB, cache_factor, check_heads, check_length, largest_sizes
 from specdec.start.speculation import Drafting, of_checkpoint
-from weights.config import BlockConfig, DraftConfig
+from weights.draft.config import BlockConfig, DraftConfig
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
 from weights.shard import WHOLE
 

@@ -14,7 +14,8 @@ from specdec.requests.tokenizer import Tokenizer
 from specdec.requests.tokenizer_files import vocabulary_name
 from specdec.sizes import BLOCK_SIZE, MAX_STOP_IDS, MAX_TREE_REQUESTS, EngineSizes
 from specdec.start.speculation import Drafting, block_rows
-from weights.config import BLOCK, DraftConfig, Heads, LayerKind, RopeConfig, TargetConfig
+from weights.config import BLOCK, Heads, LayerKind, RopeConfig, TargetConfig
+from weights.draft.config import DraftConfig
 from weights.errors import Problems, shown
 from weights.files.header import FLOAT_DTYPES, TensorEntry
 from weights.files.reader import Reader

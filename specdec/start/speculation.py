@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from specdec.sizes import TreeShape
 from specdec.speculative_config import AUTO, SpeculativeConfig
-from weights.config import BlockConfig, DraftConfig
+from weights.draft.config import BlockConfig, DraftConfig
 
 logger = logging.getLogger("specdec")
 

@@ -13,7 +13,7 @@ from specdec.kernels.head_columns import MOST_BYTES
 from specdec.requests.tokenizer import Tokenizer
 from specdec.requests.tokenizer_files import vocabulary_name
 from specdec.sizes import BLOCK_SIZE, MAX_STOP_IDS, MAX_TREE_REQUESTS, EngineSizes
-from specdec.start.speculation import Drafting, block_rows
+from specdec.start.speculation import Drafting
 from weights.config import BLOCK, Heads, LayerKind, RopeConfig, TargetConfig
 from weights.draft.config import DraftConfig
 from weights.errors import Problems, shown
@@ -47,7 +47,7 @@ def largest_sizes(
         num_speculative_tokens=drafting.num_tokens,
         is_adaptive=drafting.is_adaptive,
         tree=drafting.tree,
-        block_rows=block_rows(eagle, drafting.num_tokens),
+        block_rows=0 if eagle is None else eagle.block_rows(drafting.num_tokens),
     )
 
 

@@ -23,7 +23,6 @@ from specdec.sampler import sampler as choice
 from specdec.sampler.sampler import scaled_in_support
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes
-from specdec.start.speculation import block_rows
 from tests.specdec.tiny_pair import changed, lively, on_disk, random_draft
 from tests.weights.blocks import DFLASH2, DSPARK, block_config
 from tests.weights.tiny import eagle3_config, tiny_target
@@ -84,7 +83,7 @@ def draw(pair, rule, num_draws, temperature=TEMPERATURE, limits=LIMITS, spoil=la
         max_num_batched_tokens=ROWS * len(PROMPT),
         num_kv_blocks=ROWS,
         num_speculative_tokens=K,
-        block_rows=block_rows(pair[1].config, K),
+        block_rows=pair[1].config.block_rows(K),
     )
     runner = Runner(pair[0].loaded, pair[1], sizes, torch.device("cpu"), acceptance=rule)
     counts = Counter()

@@ -18,7 +18,6 @@ from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import PLAIN, EngineSizes, TreeShape
-from specdec.start.speculation import block_rows
 from tests.specdec.buffer_tensors import buffer_tensors
 from tests.specdec.tiny_pair import changed, lively, random_draft
 from tests.weights.blocks import DFLASH2, DSPARK, block_config
@@ -118,7 +117,7 @@ def tiny_runner(
         num_speculative_tokens=k,
         tree=tree,
         is_adaptive=is_adaptive,
-        block_rows=block_rows(None if pair.eagle is None else pair.eagle.config, k),
+        block_rows=0 if pair.eagle is None else pair.eagle.config.block_rows(k),
     )
     runner = Runner(
         pair.target,

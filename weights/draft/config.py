@@ -1,9 +1,11 @@
 """What a draft's checkpoint says, as frozen numbers: an EAGLE head, or a draft of blocks.
 
 Every difference between checkpoints is a field here; no other package asks for a file's format.
+Both kinds answer the same questions, so that callers need not ask which one they have.
 Letters: V target vocabulary, W draft vocabulary, D hidden, Dt target hidden, L target layers.
 """
 
+import sys
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -58,6 +60,8 @@ class EagleConfig:
     has_own_embedding: bool = False
     has_own_head: bool = True
     has_d2t: bool = False
+    max_drafts: ClassVar[int] = sys.maxsize  # of a round
+    context_width: ClassVar[int] = 0  # a row of the context passes through the layers
 
     @property
     def method(self) -> Literal["eagle", "eagle3", "peagle", "mtp"]:
@@ -72,8 +76,27 @@ class EagleConfig:
         return self.mask_token_id is not None
 
     @property
+    def grows_trees(self) -> bool:
+        """Whether drafts are trees on request, and chains of several lengths."""
+        return not self.is_parallel
+
+    @property
+    def most_steps(self) -> int | None:
+        """Bound the passes of a round; None: each draft has its own."""
+        return 2 if self.is_parallel else None
+
+    @property
     def heads(self) -> Heads:
         return self.layer.heads
+
+    def block_rows(self, num_drafts: int) -> int:
+        """Count a request's rows in the pass that proposes several drafts; 0: there is none."""
+        # the first draft comes from the row before
+        return max(num_drafts - 1, 0) if self.is_parallel else 0
+
+    def is_read_again(self, name: str) -> bool:
+        """Whether each pass of a round reads the weight, not the first one alone."""
+        return name != "fc.weight" or self.entry == "fc"
 
     def within(self, context: int) -> "EagleConfig":
         """Leave out a window that no row of a context of this many tokens reaches beyond."""
@@ -134,6 +157,8 @@ class BlockConfig:
     has_own_head: bool = False
     has_d2t: bool = False
     is_parallel: ClassVar[bool] = True
+    trained_drafts: ClassVar[None] = None  # a whole block
+    most_steps: ClassVar[None] = None
 
     @property
     def method(self) -> Literal["dflash", "dspark", "dflash2"]:
@@ -148,8 +173,27 @@ class BlockConfig:
         return self.block_size - (not self.anchor_proposes)
 
     @property
+    def grows_trees(self) -> bool:
+        """Whether drafts are trees on request, and chains of several lengths."""
+        return not self.selector_rank
+
+    @property
+    def context_width(self) -> int:
+        """Count the keys and values of a context row: all that its layers make of it."""
+        _, G, C = self.heads
+        return self.num_layers * 2 * G * C
+
+    @property
     def heads(self) -> Heads:
         return self.layer.heads
+
+    def block_rows(self, num_drafts: int) -> int:
+        """Count a request's rows in the pass that proposes several drafts; 0: there is none."""
+        return num_drafts + (not self.anchor_proposes) if num_drafts else 0
+
+    def is_read_again(self, name: str) -> bool:
+        """Whether each draft of a round reads the weight, not the first one alone."""
+        return name == "markov_head.markov_w2.weight"
 
     def within(self, context: int) -> "BlockConfig":
         """Return it as it is: no layer has a window."""

@@ -21,7 +21,6 @@ from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import PLAIN, EngineSizes, TreeShape, chain
-from specdec.start.speculation import block_rows
 from tests.naive_block import (
     MUTANTS,
     MUTANTS_OF_DFLASH2,
@@ -113,7 +112,7 @@ class Engine:
             max_num_batched_tokens=num_reqs * 256,
             num_kv_blocks=4 * num_reqs,
             num_speculative_tokens=K,
-            block_rows=block_rows(draft.config, K),
+            block_rows=draft.config.block_rows(K),
             **more,
         )
         self.K = K
@@ -532,7 +531,7 @@ def walk(backend, kind, is_adaptive=False):
         num_kv_blocks=6,
         num_speculative_tokens=K,
         is_adaptive=is_adaptive,
-        block_rows=block_rows(pair.eagle.config, K),
+        block_rows=pair.eagle.config.block_rows(K),
     )
     modes = graph_modes({"target_prefill": "NONE", "target_decode": "NONE"})
     graphs = GraphConfig(request_sizes=(3,), modes=modes)

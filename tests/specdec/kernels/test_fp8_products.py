@@ -48,10 +48,11 @@ COMPILED = [
     *("tiles 64 64 6 walk channel", "tiles 64 64 6 gate block", "tiles 128 128 4 split block"),
     *("persistent 128 128 5 walk block", "persistent 128 128 4 gate block"),
     *("persistent 128 256 3 split channel", "persistent 192 128 4 split shared"),
+    *("persistent 128 256 3 split shared", "persistent 128 128 4 gate shared"),
+    "persistent 128 128 5 walk channel",
     *("persistent 192 96 5 walk block", "persistent 128 128 4 gate channel 4"),
 ]
-# a few in a loop of 200 instructions, or sums that wait between loops
-SPILLING = "persistent 128 128 4 gate", "persistent 128 256", "persistent 128 128 5 walk channel"
+SPILLING = "persistent 128 128 5 walk channel"  # sums that wait between loops
 QUICK = "rows 64 32 6 gate block"
 
 

@@ -362,7 +362,9 @@ def assert_is_tree(runner: Runner, row: int, found: Tree) -> None:
     + [pytest.param(*each, marks=SLOW) for each in (("twins", 0.0), ("kernels", 0.8))],
 )
 @pytest.mark.parametrize(
-    "kind", ["dspark, rnn", *(pytest.param(kind, marks=SLOW) for kind in FEW if "rnn" not in kind)]
+    "kind",
+    ["dspark, rnn"]
+    + [pytest.param(kind, marks=SLOW) for kind in FEW if kind not in ("dspark, rnn", "dflash2")],
 )
 def test_trees_are_the_naive_ones(target, draft_of, kind, by, temperature, monkeypatch):
     """A row serves all nodes of its depth, each after what the head says of it."""

@@ -12,7 +12,8 @@ from pathlib import Path
 from safetensors import safe_open
 
 from scripts.random_pair import Config, write_files
-from weights.config import BlockConfig, LayerKind
+from weights.config import LayerKind
+from weights.draft.config import BlockConfig
 from weights.draft.layer import resolve_layer
 from weights.draft.sources import Sources
 from weights.errors import Problems

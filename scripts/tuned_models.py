@@ -9,15 +9,8 @@ from typing import NamedTuple
 
 from specdec.kernels.tile_shapes import Kind, Product
 from specdec.models.products import products_of
-from weights.config import (
-    PLAIN,
-    EagleConfig,
-    ExpertsConfig,
-    Forms,
-    LayerKind,
-    RopeConfig,
-    TargetConfig,
-)
+from weights.config import PLAIN, ExpertsConfig, Forms, LayerKind, RopeConfig, TargetConfig
+from weights.draft.config import EagleConfig
 
 DRAFT_VOCABULARY = 32000
 TAPS = (2, 8, 14)  # three of the target's layers; which ones makes no difference here

@@ -35,6 +35,8 @@ from tests.reference import (
     rotate,
 )
 
+LANES = 4096
+
 # what a test may get wrong on purpose, as cfg.mutant
 MUTANTS = (
     *("causal block", "anchor is a mask", "bias after temperature", "markov_w1 by draft id"),
@@ -85,6 +87,10 @@ def propose(
         e_r = weights["markov_head.markov_w1.weight"][token] if cfg.markov else None
         bias_W, state = markov(cfg, weights, e_r, h_D, state)
         biased_W = z_W if bias_W is None else z_W + bias_W
+        if bias_W is not None:
+            is_out_W = torch.ones_like(z_W, dtype=torch.bool)
+            is_out_W[candidates(scores(z_W, n + 1 + i, ids_W))] = False
+            biased_W = biased_W.masked_fill(is_out_W, -torch.inf)
         if cfg.selector_top_k:
             is_blind = mutant == "candidates without noise"
             base_W = z_W if is_blind else scores(z_W, n + 1 + i, ids_W)
@@ -163,11 +169,19 @@ def select(
     codebooks = [weights[f"{name}.{role}_codebook"] for role in ("predecessor", "successor")]
     of_before, of_after = codebooks[::-1] if mutant == "codebooks swapped" else codebooks
     count = len(z_W) if mutant == "selected of all ids" else cfg.selector_top_k
-    kept_k = base_W.argsort(descending=True, stable=True)[:count]
+    kept_k = candidates(base_W, count)
     context_s = of_before[before] * linear(weights, f"{name}.hidden_projection", h_D)
     found_W = torch.full_like(z_W, -torch.inf)
     found_W[kept_k] = z_W[kept_k] + of_after[kept_k] @ context_s
     return found_W
+
+
+def candidates(scores_W: Tensor, count: int | None = None) -> Tensor:
+    """Ids with the best scores: of those that are equal modulo LANES, one."""
+    best: dict[int, int] = {}
+    for id in scores_W.argsort(descending=True, stable=True).tolist():
+        best.setdefault(id % LANES, id)
+    return torch.tensor([*best.values()][:count])
 
 
 def convolve(

@@ -3,8 +3,8 @@
 Row t eats the pair (hidden of t, token x_{t+1}) at position t and predicts x_{t+2}. Rows of
 committed pairs take the target's features; each further step of a chain takes the draft's own
 output of the row before it. A step computes all rows from the first one on. Configs have the fields
-of weights/config.py:EagleConfig, weights its canonical names before fusing (q_proj, k_proj, v_proj,
-gate_proj, up_proj). Imports nothing of ours.
+of weights/draft/config.py:EagleConfig, weights its canonical names before fusing (q_proj, k_proj,
+v_proj, gate_proj, up_proj). Imports nothing of ours.
 
 T rows, D hidden, E width of the target's features, X = E before fc or D behind it, K draft tokens,
 W draft vocabulary.

@@ -33,11 +33,9 @@ import importlib
 _PUBLIC = {
     name: module
     for module, names in {
-        "weights.config": (
-            *("BlockConfig", "Clamp", "EagleConfig", "ExpertsConfig", "LayerKind", "RopeConfig"),
-            "TargetConfig",
-        ),
+        "weights.config": ("Clamp", "ExpertsConfig", "LayerKind", "RopeConfig", "TargetConfig"),
         "weights.demo": ("demo_directory", "demo_prompts"),
+        "weights.draft.config": ("BlockConfig", "EagleConfig"),
         "weights.errors": ("CheckpointError",),
         "weights.files.header": ("TensorEntry",),
         "weights.inspect": ("Inspection", "inspect_checkpoint"),

@@ -1,12 +1,6 @@
-from weights.config import (
-    BlockConfig,
-    EagleConfig,
-    ExpertsConfig,
-    LayerKind,
-    RopeConfig,
-    TargetConfig,
-)
+from weights.config import ExpertsConfig, LayerKind, RopeConfig, TargetConfig
 from weights.demo import demo_directory, demo_prompts
+from weights.draft.config import BlockConfig, EagleConfig
 from weights.errors import CheckpointError
 from weights.files.header import TensorEntry
 from weights.inspect import Inspection, inspect_checkpoint

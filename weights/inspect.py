@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from weights.config import DraftConfig, TargetConfig
+from weights.config import TargetConfig
+from weights.draft.config import DraftConfig
 from weights.draft.resolve import resolve_draft
 from weights.errors import CheckpointError, Problems, listed, shown
 from weights.fields import read_json_object

@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from weights.config import DraftConfig, TargetConfig
+from weights.config import TargetConfig
 from weights.cuts import cut
 from weights.draft.borrowed import drop_copies, read_borrowed
+from weights.draft.config import DraftConfig
 from weights.draft.resolve import Resolution, resolve_draft
 from weights.draft.vocab import absolute_ids, check_mask, is_identity
 from weights.files.header import INTEGER_DTYPES, TensorEntry

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from weights.config import BLOCK, DraftConfig, LayerKind, TargetConfig
+from weights.config import BLOCK, LayerKind, TargetConfig
+from weights.draft.config import DraftConfig
 from weights.shard import num_vocabulary_blocks
 
 KEEP_WHOLE = "draft_tensor_parallel_size=1 keeps the draft whole on every rank"

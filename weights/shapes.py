@@ -5,15 +5,8 @@
 
 from collections.abc import Container, Mapping
 
-from weights.config import (
-    BlockConfig,
-    DraftConfig,
-    EagleConfig,
-    ExpertsConfig,
-    Form,
-    LayerKind,
-    TargetConfig,
-)
+from weights.config import ExpertsConfig, Form, LayerKind, TargetConfig
+from weights.draft.config import BlockConfig, DraftConfig, EagleConfig
 from weights.errors import Problems
 from weights.files.header import CODE_DTYPES, FLOAT_DTYPES, INTEGER_DTYPES, TensorEntry
 from weights.fp8 import is_scale, scale_of, stored_shape

@@ -21,11 +21,9 @@ from specdec.start.speculation import (
     MOST_LEVELS,
     Drafting,
     check_number,
-    grows_trees,
     of_draft,
     usual_number,
 )
-from weights.config import BlockConfig
 from weights.load import LoadedEagle
 
 MOST_CONTEXT = 131072  # tokens of all requests after long prompts
@@ -52,10 +50,9 @@ class Bench:
         if eagle is None:
             return (0,)
         given = self.options.ks
-        if given is None and isinstance(eagle.config, BlockConfig):
-            most = eagle.config.max_drafts
-            return (0, *dict.fromkeys(min(K, most) for K in DEFAULT_KS))
-        return (0, *(K for K in (DEFAULT_KS if given is None else given) if K > 0))
+        if given is None:
+            return (0, *dict.fromkeys(min(K, eagle.config.max_drafts) for K in DEFAULT_KS))
+        return (0, *(K for K in given if K > 0))
 
     def check_draft(self) -> None:
         """Refuse what the draft cannot do, before anything is measured: ValueError."""
@@ -65,7 +62,7 @@ class Bench:
         config, trees = eagle.config, self.options.trees
         check_number(max(*self.ks, *(tree.num_levels for tree in trees or ()), 0), config)
         refused = {"thresholds": "drafts that stop come from EAGLE heads only"}
-        if not grows_trees(config):
+        if not config.grows_trees:
             refused["trees"] = "it proposes as many tokens in every round, as a chain"
         for name, why in refused.items():
             if getattr(self.options, name) is not None:
@@ -92,7 +89,7 @@ class Bench:
     def auto(self, eagle: LoadedEagle) -> Drafting:
         """Draft as many tokens as pay, or as a parallel draft is trained for."""
         if eagle.config.is_parallel:
-            return Drafting(usual_number(eagle.config), grows_trees(eagle.config))
+            return Drafting(usual_number(eagle.config), eagle.config.grows_trees)
         adaptive = Drafting(MOST_LEVELS, True, AUTO_TREE, confidence_threshold=None)
         return of_draft(adaptive, eagle.config.draft_vocab_size)
 

@@ -262,13 +262,9 @@ def _silu_mul_kernel(out_ptr, gate_up_ptr, I, BLOCK: tl.constexpr):  # type: ign
     tl.store(out_ptr + t * I + i, y.to(out_ptr.dtype.element_ty), mask=i < I)
 
 
-def cublas_tile_maxima(
-    x_TD: Tensor, weight_VD: Tensor, addend_TV: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def cublas_tile_maxima(x_TD: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
     """Find the best of each part of the vocabulary, for the second kernel of best_token.py."""
     logits_TV = F.linear(x_TD, weight_VD)
-    if addend_TV is not None:
-        logits_TV = logits_TV + addend_TV
     parts = math.gcd(len(weight_VD), 256)
     best_TP, ids_TP = logits_TV.view(len(x_TD), parts, -1).max(dim=-1)
     first_P = torch.arange(parts, device=x_TD.device) * (len(weight_VD) // parts)

@@ -21,8 +21,7 @@ from specdec.start.device import device_of, note_gpu_memory, release_memory
 from specdec.start.load import assemble, check_draft_size, check_parts
 from specdec.start.locate import locate
 from specdec.start.runners import Models, RunnerPlan, build_planned, read_models
-from specdec.start.speculation import Drafting, block_rows, check_number
-from weights.config import BlockConfig
+from specdec.start.speculation import Drafting, check_number
 from weights.demo import demo_prompts
 from weights.errors import Problems
 from weights.files.guard import read_object
@@ -168,7 +167,7 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
         num_speculative_tokens=K,
         is_adaptive=drafting.is_adaptive,
         tree=drafting.tree,
-        block_rows=block_rows(None if pair.eagle is None else pair.eagle.config, K),
+        block_rows=0 if pair.eagle is None else pair.eagle.config.block_rows(K),
     )
     graphs = GraphConfig(
         modes=graph_modes(None if spec.has_prefill_graphs else NO_PREFILL_GRAPHS),
@@ -237,27 +236,21 @@ def bytes_of(pair: Pair) -> Bytes:
     experts = sum(x.nbytes for name, x in target.items() if ".mlp.experts." in name)
     config = pair.target.config.experts
     chosen = 0.0 if config is None else config.per_token / config.num
-    found = Bytes(_layers(target) + head.nbytes - experts, experts, chosen)
+    found = Bytes(sum(_read(target, head).values()) - experts, experts, chosen)
     if eagle is None:
         return found
-    step = _layers(eagle.tensors) + eagle.tensors.get(HEAD, head).nbytes
-    if isinstance(eagle.config, BlockConfig):
-        # one pass, whatever K is; each draft reads markov_w2, and the context's keys and values are
-        # made by copies (join_context)
-        layer, (_, G, C) = eagle.config.layer, eagle.config.heads
-        width = eagle.config.num_layers * 2 * G * C
-        context = width * layer.hidden_size * eagle.tensors["fc.weight"].element_size()
-        of_draft = sum(x.nbytes for name, x in eagle.tensors.items() if name == f"{MARKOV}2.weight")
-        entry = step - of_draft + context
-        return replace(found, draft_step=of_draft, draft_entry=entry)
-    has_entry = eagle.config.has_fc and eagle.config.entry == "qkv"
-    entry = eagle.tensors["fc.weight"].nbytes if has_entry else 0
-    most = 2 if eagle.config.is_parallel else None
-    return replace(found, draft_step=step - entry, draft_entry=entry, most_steps=most)
+    draft, read = eagle.config, _read(eagle.tensors, head)
+    step = sum(nbytes for name, nbytes in read.items() if draft.is_read_again(name))
+    # what makes a context's keys and values in one product is copied (join_context)
+    context = draft.context_width * draft.layer.hidden_size * head.element_size()
+    once = sum(read.values()) - step + context
+    return replace(found, draft_step=step, draft_entry=once, most_steps=draft.most_steps)
 
 
-def _layers(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for name, tensor in tensors.items() if name not in (*TABLES, HEAD))
+def _read(tensors: Mapping[str, Tensor], head: Tensor) -> dict[str, int]:
+    """Count the bytes that a pass reads of each tensor. head: read where they have none"""
+    read = {HEAD: head, **tensors}
+    return {name: tensor.nbytes for name, tensor in read.items() if name not in TABLES}
 
 
 def _shown(directory: Path) -> str:

@@ -19,8 +19,7 @@ from specdec.engine import Engine
 from specdec.requests.stats import SpeculationStats
 from specdec.sizes import BLOCK_SIZE, TreeShape
 from specdec.start.measure_costs import NEVER
-from specdec.start.speculation import Drafting, grows_trees
-from weights.config import BlockConfig
+from specdec.start.speculation import Drafting
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 8192, 16384)  # of first_token's prompts
 LONGEST_EAGER = 2048  # from there on launching op by op costs nothing
@@ -163,17 +162,16 @@ def trees(bench: Bench) -> Iterator[Row]:
     stopped). Blocks have no level at which they could stop.
     """
     eagle = bench.pair.eagle
-    if eagle is None or not grows_trees(eagle.config):
+    if eagle is None or not eagle.config.grows_trees:
         return
     shapes = SHAPES if bench.options.trees is None else bench.options.trees
-    if is_block := isinstance(eagle.config, BlockConfig):
-        shapes = [tree for tree in shapes if tree.num_levels <= eagle.config.max_drafts]
+    shapes = [tree for tree in shapes if tree.num_levels <= eagle.config.max_drafts]
     chains = [Drafting(K) for K in bench.ks if K > 0]
     stopping = [*chains[-1:], *(Drafting(tree.num_levels, tree=tree) for tree in shapes)]
     plain: Plain = {}
     for drafting in (*chains[:-1], *stopping):
         yield from _tree_rows(bench, drafting, plain)
-        if drafting in stopping and not is_block:
+        if drafting in stopping and not eagle.config.is_parallel:
             yield from _tree_rows(bench, replace(drafting, confidence_threshold=THRESHOLD), plain)
 
 

@@ -15,7 +15,8 @@ from specdec.start.locate import locate
 from specdec.tune.gpu_clock import GpuClock
 from specdec.tune.search import HEAD, Measured, Tuning
 from weights.bars import bar
-from weights.config import DraftConfig, TargetConfig
+from weights.config import TargetConfig
+from weights.draft.config import DraftConfig
 from weights.draft.resolve import resolve_draft
 from weights.files.reader import Reader
 from weights.report import Log

@@ -6,22 +6,20 @@ prompts they are launched op by op. `propose` runs the blocks (rounds/block_rows
 drafts, the first ones first: a DSpark draft's logits depend on the token before it. Rows of a block
 do not see each other's choices else, so all of them get their logits by one product of the head.
 
-The markov head is applied to all ids. Greedy drafts are the best over its tiles, to which what the
-head says is added; where drafts are drawn, their logits are written.
-
-A selector (DFlash2) is applied to the best tokens of each row alone. Under "exact" these are the
-best of logits + temperature * noise, since the noise of a draft is known before the draft is. Under
-p/q they are the best of the logits, so that drafts have a law, in which no other token is likely.
+In a chain the markov head is applied to candidates, and a selector (DFlash2) to the best of these
+(rounds/candidates.py). Under "exact" they are the best of logits + temperature * noise, since the
+noise of a draft is known before the draft is. Under p/q a selector's are the best of the logits, so
+that drafts have a law, in which no other token is likely; the markov head is applied to all ids.
 
 A row serves all nodes of its depth in a tree: they have its logits, a DSpark draft's after what the
-head says of each node.
+head says of each node, for all ids.
 
 If the number of drafts adapts, a step may run shorter blocks, or none (PLAIN), and drafts have
 probabilities, with which the confidence head has a say.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
@@ -30,19 +28,29 @@ from graphs.context import ForwardContext, set_forward_context
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.drafts.perturbation import perturbation, perturbation_of_block
 from specdec.kernels import use_triton
-from specdec.kernels.best_token import TileMaxima, launch_tile_maxima
+from specdec.kernels.best_children import Perturbation
+from specdec.kernels.best_token import TileMaxima
 from specdec.kernels.linear import linear
-from specdec.models.block import BlockModel, CandidateSelector
+from specdec.models.block import BlockModel, CandidateSelector, MarkovHead
 from specdec.passes.contexts import ForwardContexts
 from specdec.passes.families import Captures, DraftGraphs
 from specdec.rounds.block_rows import fill_blocks
 from specdec.rounds.buffers import StepBuffers
-from specdec.rounds.candidates import best_candidates, of_all_ids
+from specdec.rounds.candidates import (
+    best_candidates,
+    lanes_ref,
+    launch_lanes,
+    launch_markov_maxima,
+    of_all_ids,
+)
 from specdec.rounds.level import DraftLevel
 from specdec.rounds.propose import launch_write_nodes, propose_levels, write_level
 from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Proposal, Step
 from specdec.sizes import EngineSizes
+
+# what markov_w2 reads, and confidences, by level
+Said = Iterator[tuple[Tensor | None, Tensor | None]]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -121,17 +129,53 @@ class BlockDrafter:
         if model.candidate_selector is not None:
             self._propose_selected(hidden_KBD, model.candidate_selector, anchor_B, is_drawn)
             return
+        is_chain = not self.sizes.shape_of(1).is_wide
         said = self._said(hidden_KBD, anchor_B)
-        if model.markov_head is None and not self.sizes.shape_of(1).is_wide:
+        if model.markov_head is None and is_chain:
             levels = [self._level(i, confidence_B) for i, (_, confidence_B) in enumerate(said)]
             draw = partial(perturbation, rule=self.rule) if is_drawn else None
             propose_levels(hidden_KBD, model.lm_head.weight, levels, draw, model.logits_factor)
             return
         logits_XW = model.logits(hidden_KBD.flatten(0, 1))
+        if model.markov_head is not None and is_chain and not self._has_law(is_drawn):
+            self._propose_candidates(logits_XW, model.markov_head, said, num_reqs, is_drawn)
+            return
         for level in range(len(hidden_KBD)):
             logits_BW = logits_XW[level * num_reqs :][:num_reqs]
             feature_Xr, confidence_X = next(said)
             self._write(logits_BW, feature_Xr, self._level(level, confidence_X), is_drawn)
+
+    def _has_law(self, is_drawn: bool) -> bool:
+        """Whether a draft's law is kept, for p/q."""
+        return is_drawn and self.rule != "exact"
+
+    def _noise_of_block(self, logits_XW: Tensor, K: int, is_drawn: bool) -> Perturbation | None:
+        """Find the noise of the rows of K levels; None: they are greedy, or have a law."""
+        if not is_drawn or self._has_law(is_drawn):
+            return None
+        return perturbation_of_block(self._level(0), logits_XW, K)
+
+    def _propose_candidates(
+        self, logits_XW: Tensor, head: MarkovHead, said: Said, B: int, is_drawn: bool
+    ) -> None:
+        """Write drafts that the markov head chooses among candidates. B: the requests"""
+        K = len(logits_XW) // B
+        noise = self._noise_of_block(logits_XW, K, is_drawn)
+        is_gpu, after_Wr = use_triton(logits_XW), head.markov_w2.weight
+        found = launch_lanes(logits_XW, noise) if is_gpu else lanes_ref(logits_XW, noise)
+        for level in range(K):
+            feature_Br, confidence_B = next(said)
+            assert feature_Br is not None, "of a markov head"
+            of_level, to = found[level * B :][:B], self._level(level, confidence_B)
+            if noise is not None:
+                to = replace(to, temperature_B=noise.noise_keys.temperatures[:B])
+            if is_gpu:
+                has_sums = self.calibration is not None
+                maxima = launch_markov_maxima(of_level, feature_Br, after_Wr, has_sums)
+                launch_write_nodes(maxima, to)
+            else:
+                bias_BW = linear(feature_Br, after_Wr, out_dtype=of_level.dtype)
+                write_level(of_level + bias_BW, to, None)
 
     def _propose_selected(
         self, hidden_KBD: Tensor, selector: CandidateSelector, token_B: Tensor, is_drawn: bool
@@ -139,10 +183,8 @@ class BlockDrafter:
         """Write drafts that a selector chooses. token: the anchors"""
         hidden_XD, B = hidden_KBD.flatten(0, 1), len(token_B)
         logits_XW = self.model.logits(hidden_XD)
-        has_law = is_drawn and self.rule != "exact"
-        noise = None
-        if is_drawn and not has_law:
-            noise = perturbation_of_block(self._level(0), logits_XW)
+        has_law = self._has_law(is_drawn)
+        noise = self._noise_of_block(logits_XW, len(hidden_KBD), is_drawn)
         scores_kX, ids_kX = best_candidates(logits_XW, selector.top_k, noise)
         projected_Xs = selector.hidden_projection(hidden_XD)
         for level in range(len(hidden_KBD)):
@@ -157,9 +199,7 @@ class BlockDrafter:
                 write_level(logits_BW, to, draw)
             token_B = self.buffers.draft_last_tokens[:B]
 
-    def _said(
-        self, hidden_KBD: Tensor, token_B: Tensor
-    ) -> Iterator[tuple[Tensor | None, Tensor | None]]:
+    def _said(self, hidden_KBD: Tensor, token_B: Tensor) -> Said:
         """Yield what markov_w2 reads, and confidences, level by level, of the rows with children.
 
         Each level is asked for once the tokens before it are written. token: the anchors
@@ -187,11 +227,6 @@ class BlockDrafter:
         logits_XW = _spread(logits_BW, len(logits_BW) * to.rows_per_req)
         if head is not None and feature_Xr is not None:
             bias = feature_Xr, head.markov_w2.weight
-            if to.width == 1 and not is_drawn and use_triton(logits_BW):
-                has_sums = self.calibration is not None
-                maxima = launch_tile_maxima(*bias, has_sums=has_sums, addend_TV=logits_BW)
-                launch_write_nodes(maxima, to)
-                return
             logits_XW = logits_XW + linear(*bias, out_dtype=logits_XW.dtype)
         write_level(logits_XW, to, perturbation(to, logits_XW, self.rule) if is_drawn else None)
 

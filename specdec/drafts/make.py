@@ -18,7 +18,7 @@ from specdec.passes.families import DraftGraphs
 from specdec.rounds.buffers import StepBuffers
 from specdec.rounds.state import RequestState
 from specdec.sizes import EngineSizes
-from weights.config import BlockConfig
+from weights.draft.config import BlockConfig
 from weights.load import LoadedEagle
 
 

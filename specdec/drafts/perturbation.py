@@ -41,9 +41,9 @@ def perturbation(to: DraftLevel, logits_XW: Tensor, rule: str) -> Perturbation:
     return Perturbation(floor_X, keys._replace(token_ids=to.d2t_W))
 
 
-def perturbation_of_block(to: DraftLevel, logits_XW: Tensor) -> Perturbation:
-    """Find the same under "exact" for the rows of all levels at once, the first level's first."""
-    state, K = to.state, to.shape.levels
+def perturbation_of_block(to: DraftLevel, logits_XW: Tensor, K: int) -> Perturbation:
+    """Find the same under "exact" for the rows of K levels at once, the first level's first."""
+    state = to.state
     row_B = to.buffers.sample_mapping[: len(logits_XW) // K]
     level_K1 = torch.arange(K, device=row_B.device)[:, None]
     places = TextPositions((state.num_computed_tokens[row_B] + level_K1).flatten(), row_B.repeat(K))

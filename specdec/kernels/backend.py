@@ -30,7 +30,7 @@ class Backend:
     fp8_linear: Callable[..., Tensor] | None = None
     fp8_split_linear: Callable[..., Tensor] | None = None
     fp8_gate_up: Callable[..., Tensor] | None = None
-    tile_maxima: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]] | None = None
+    tile_maxima: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     attend: Callable[[Tensor, Tensor, int, bool], None] | None = None
     experts: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
 

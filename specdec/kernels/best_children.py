@@ -55,20 +55,25 @@ def launch_best_children(
         peaks=logits_XW.new_empty(X, tiles),
         sums=logits_XW.new_empty(X, tiles),
     )
-    ids = found.ids
-    noise = (found.peaks, found.peaks, ids, ids, ids, ids)
-    stream, has_ids = 0, False
-    if perturbation is not None:
-        keys = perturbation.noise_keys
-        stream, has_ids = keys.stream, keys.token_ids is not None
-        noise = (perturbation.floor_X, *keys[:4], ids if keys.token_ids is None else keys.token_ids)
-    flags = {"K": top_k, "HAS_NOISE": perturbation is not None, "STREAM": stream}
-    flags |= {"HAS_IDS": has_ids, "BLOCK": block, "IS_GPU": logits_XW.is_cuda}
-    options = {"num_warps": 4} | launch_options(logits_XW) | need()
+    noise, flags = noise_operands(logits_XW, perturbation)
+    options = {"K": top_k, "BLOCK": block, "num_warps": 4} | launch_options(logits_XW) | need()
     tensors = (*found, logits_XW, *noise)
     sizes = logits_XW.stride(0), W, first_id(cut)
     _best_children_kernel[(tiles, X)](*tensors, *sizes, **flags, **options)
     return found if cut is None else _join_tiles(found, cut, block)
+
+
+def noise_operands(
+    logits_XW: Tensor, perturbation: Perturbation | None
+) -> tuple[tuple[Tensor, ...], dict[str, int]]:
+    """Give what `perturbed_scores` reads to a kernel, and its constants."""
+    is_gpu = {"IS_GPU": logits_XW.is_cuda}
+    if perturbation is None:
+        return (logits_XW,) * 6, {"HAS_NOISE": False, "STREAM": 0, "HAS_IDS": False} | is_gpu
+    keys = perturbation.noise_keys
+    ids = keys.positions if keys.token_ids is None else keys.token_ids
+    flags = {"HAS_NOISE": True, "STREAM": keys.stream, "HAS_IDS": keys.token_ids is not None}
+    return (perturbation.floor_X, *keys[:4], ids), flags | is_gpu
 
 
 def _join_tiles(found: TileChildren, cut: CutIds, ids_each: int) -> TileChildren:
@@ -116,17 +121,10 @@ def _best_children_kernel(
     column = start + tl.arange(0, BLOCK)
     inside = column < first + W
     row_ptr = logits_ptr + x.to(tl.int64) * stride_logits - first
-    score = tl.load(row_ptr + column, mask=inside, other=float("-inf"))
-    if HAS_NOISE:
-        temperature = tl.load(temperature_ptr + x)
-        if temperature > 0.0:
-            scaled = tl.div_rn(score, tl.zeros((BLOCK,), tl.float32) + temperature)
-            is_out = scaled < tl.load(floor_ptr + x)
-            keys = (seeds_ptr, positions_ptr, epochs_ptr, token_ids_ptr)
-            r = _draws(keys, start, x, column, inside, STREAM, HAS_IDS)
-            score = score + temperature * gumbel_estimate(r, IS_GPU)
-            score = tl.where(is_out, float("-inf"), score)
-    score = tl.where(score == score, score, float("-inf"))
+    noise = (floor_ptr, temperature_ptr, seeds_ptr, positions_ptr, epochs_ptr, token_ids_ptr)
+    score = perturbed_scores(
+        *(row_ptr, x, start, column, inside, noise, HAS_NOISE, STREAM, HAS_IDS, IS_GPU)
+    )
     at = x * tl.num_programs(0) + tile
     peak = tl.max(score, axis=0)
     is_some = peak > float("-inf")
@@ -139,6 +137,37 @@ def _best_children_kernel(
         left = tl.where(left == best, no_child(), left)
         tl.store(scores_ptr + at * K + j, score_of(best))
         tl.store(ids_ptr + at * K + j, id_of(best))
+
+
+@jit
+def perturbed_scores(
+    row_ptr,
+    x,
+    start,
+    column,
+    inside,
+    noise,
+    HAS_NOISE: tl.constexpr,
+    STREAM: tl.constexpr,
+    HAS_IDS: tl.constexpr,
+    IS_GPU: tl.constexpr,
+):
+    """Load logits of row x from `start` on, a multiple of 4, and add its noise; NaN is -inf.
+
+    noise: pointers, as a kernel has them
+    """
+    score = tl.load(row_ptr + column, mask=inside, other=float("-inf"))
+    if HAS_NOISE:
+        floor_ptr, temperature_ptr, seeds_ptr, positions_ptr, epochs_ptr, token_ids_ptr = noise
+        temperature = tl.load(temperature_ptr + x)
+        if temperature > 0.0:
+            scaled = tl.div_rn(score, tl.zeros(score.shape, tl.float32) + temperature)
+            is_out = scaled < tl.load(floor_ptr + x)
+            keys = (seeds_ptr, positions_ptr, epochs_ptr, token_ids_ptr)
+            r = _draws(keys, start, x, column, inside, STREAM, HAS_IDS)
+            score = score + temperature * gumbel_estimate(r, IS_GPU)
+            score = tl.where(is_out, float("-inf"), score)
+    return tl.where(score == score, score, float("-inf"))
 
 
 @jit

@@ -117,17 +117,13 @@ def launch_tile_maxima(
     tiles: Tiles | None = None,
     factor: float = 1.0,
     cut: CutIds | None = None,
-    addend_TV: Tensor | None = None,
 ) -> TileMaxima:
-    """tiles: None: the fastest that are known, as everywhere but in tuning
-
-    addend: float32 and contiguous by row, added to logits that have no factor
-    """
+    """tiles: None: the fastest that are known, as everywhere but in tuning"""
     other = backend.get().tile_maxima
     if other is not None:
         assert not has_sums, "another's product of the head leaves no sums"
         assert cut is None, "another's product of the head knows no ranks"
-        best, ids = other(x_TD, weight_VD, addend_TV)
+        best, ids = other(x_TD, weight_VD)
         return TileMaxima(best * factor, ids)
     T, D = x_TD.shape
     V = len(weight_VD)
@@ -146,7 +142,6 @@ def launch_tile_maxima(
     _tile_maxima_kernel[(num_tiles(V, T, tiles),)](
         *(best, ids, sums, *descs, *masks, num_states, T, V, D, first_id(cut)),
         FACTOR=factor,
-        **({} if addend_TV is None else {"addend_ptr": addend_TV, "STRIDE": addend_TV.stride(0)}),
         **flags,
         **options,
     )
@@ -177,8 +172,6 @@ def _tile_maxima_kernel(
     PDL: tl.constexpr,
     needed_ptr=None,  # [1]; see needed.py
     FACTOR: tl.constexpr = 1.0,
-    addend_ptr=None,  # [T, V] float32
-    STRIDE: tl.constexpr = 0,  # of its rows
 ):
     BLOCK_N: tl.constexpr = w_desc.block_shape[0]
     BLOCK_M: tl.constexpr = x_desc.block_shape[0]
@@ -195,23 +188,8 @@ def _tile_maxima_kernel(
     logits, rest = sums_of(descs, tile * BLOCK_N, m0, 0, blocks, TAIL, 1)
     let_the_next_start(PDL)
     if TAIL > 0:
-        if addend_ptr is not None:
-            rest = _added(rest, addend_ptr, tile, m0 + BLOCK_M, T, V, FACTOR, STRIDE)
         _reduce(outs, rest, tile, m0 + BLOCK_M, (T, V, first), mask, HAS_SUMS, STOP_IDS, FACTOR)
-    if addend_ptr is not None:
-        logits = _added(logits, addend_ptr, tile, m0, T, V, FACTOR, STRIDE)
     _reduce(outs, logits, tile, m0, (T, V, first), mask, HAS_SUMS, STOP_IDS, FACTOR)
-
-
-@jit
-def _added(logits, addend_ptr, tile, m0, T, V, FACTOR: tl.constexpr, STRIDE: tl.constexpr):
-    """Add the rows of another tensor to a tile of logits [ids, rows], which have no factor."""
-    tl.static_assert(FACTOR == 1.0)
-    n = tile * logits.shape[0] + tl.arange(0, logits.shape[0])
-    m = m0 + tl.arange(0, logits.shape[1])
-    at = m[None, :].to(tl.int64) * STRIDE + n[:, None]
-    inside = (n < V)[:, None] & (m < T)[None, :]
-    return logits + tl.load(addend_ptr + at, mask=inside, other=0.0)
 
 
 @jit

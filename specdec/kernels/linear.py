@@ -26,9 +26,10 @@ from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.persistent.launch import launch_persistent
 from specdec.kernels.sum_order import Whole, add_now, add_parts, split_blocks, splits_of_part
-from specdec.kernels.tile_shapes import PARALLEL_ROWS, row_pieces
+from specdec.kernels.tile_shapes import row_pieces
 from specdec.kernels.tiles import (
     Tiles,
+    most_rows_in_parts,
     num_tiles,
     place_of,
     rows_to_read,
@@ -134,8 +135,9 @@ def num_parts(x_TK: Tensor, weight_NK: Tensor, whole: Whole | None = None) -> in
     """Count the parts that `split_linear` leaves; compares a symbolic number of rows only once."""
     if not use_triton(x_TK):
         return 1
-    parts = tiles_for("split", x_TK, weight_NK, PARALLEL_ROWS, whole).parts
-    return 1 if parts == 1 or x_TK.shape[0] > PARALLEL_ROWS else parts
+    most = most_rows_in_parts(weight_NK.shape[1], whole)
+    parts = tiles_for("split", x_TK, weight_NK, most, whole).parts
+    return 1 if parts == 1 or x_TK.shape[0] > most else parts
 
 
 def launch_linear(

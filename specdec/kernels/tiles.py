@@ -102,7 +102,7 @@ def choose_tiles(
     """Choose the tiles of a product of `num_rows` rows (a `row_class`) with W [N, K]."""
     product = Product(kind, N, K, dtype_name(dtype))
     order = of_rows(choose_order(product, gpu, whole), num_rows)
-    if _has_columns(whole, K) and num_rows > PUSHED_ROWS:
+    if num_rows > most_rows_in_parts(K, whole):
         order = Order(order.splits, 1)
     tables = (user_table(), shipped_table())
     entries = (table.get(gpu, {}).get(product, NONE) for table in tables)
@@ -127,6 +127,11 @@ def choose_order(product: Product, gpu: str, whole: Whole | None = None) -> Orde
     entry = shipped_table().get(gpu, {}).get(product)
     parts = rule_parts(N, K) if entry is None else entry.parts
     return Order(splits, min(max(parts, splits // MOST_WALKED), splits))
+
+
+def most_rows_in_parts(K: int, whole: Whole | None) -> int:
+    """Count the rows up to which a product may leave several parts. whole: as in tiles_for"""
+    return PUSHED_ROWS if _has_columns(whole, K) else PARALLEL_ROWS
 
 
 def _has_columns(whole: Whole | None, K: int) -> bool:

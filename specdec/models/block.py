@@ -19,7 +19,7 @@ from specdec.kernels.rotate_and_store import Rope, Rows
 from specdec.kernels.store_context import KeyNorms, store_context
 from specdec.models.decoder import DecoderLayer
 from specdec.models.layers import Embedding, Linear, Quantised, RMSNorm, parameter
-from weights.config import BlockConfig
+from weights.draft.config import BlockConfig
 
 
 class Convolution(nn.Module):

@@ -13,7 +13,8 @@ from specdec.models.eagle import EagleModel
 from specdec.models.rope import rope_tables
 from specdec.parallel.exchange import Exchange
 from specdec.sizes import BLOCK_SIZE
-from weights.config import BlockConfig, EagleConfig, Heads
+from weights.config import Heads
+from weights.draft.config import BlockConfig, EagleConfig
 from weights.load import LoadedEagle, LoadedTarget
 from weights.shard import WHOLE
 

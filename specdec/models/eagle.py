@@ -1,4 +1,4 @@
-"""Every EAGLE draft as one module; EagleConfig (weights/config.py) has the formulas.
+"""Every EAGLE draft as one module; EagleConfig (weights/draft/config.py) has the formulas.
 
 A row takes a token and a feature: the target's, by `features`, or the draft's own last stream.
 Letters: T rows, D draft hidden, E width of the target's features, W draft vocabulary.
@@ -21,7 +21,7 @@ from specdec.models.layers import (
     reads_share,
 )
 from specdec.parallel.exchange import Exchange
-from weights.config import EagleConfig
+from weights.draft.config import EagleConfig
 
 
 class EagleLayer(nn.Module):

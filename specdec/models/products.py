@@ -11,7 +11,8 @@ from specdec.kernels.tile_shapes import FP8, Kind, Product
 from specdec.models.block import BlockModel
 from specdec.models.decoder import DecoderModel
 from specdec.models.eagle import EagleModel
-from weights.config import BlockConfig, DraftConfig, TargetConfig
+from weights.config import TargetConfig
+from weights.draft.config import BlockConfig, DraftConfig
 
 KINDS: dict[str, Kind] = {  # by the module that has the weight
     **{"qkv_proj": "split", "o_proj": "split", "gate_up_proj": "gate", "down_proj": "split"},
@@ -45,7 +46,6 @@ def products_of(target: TargetConfig, draft: DraftConfig | None, dtype: str) -> 
                 N, K = weight.shape
                 is_fp8 = weight.dtype == torch.float8_e4m3fn
                 found[Product(KINDS[owner], N, K, FP8 if is_fp8 else dtype)] = None
-    if isinstance(draft, BlockConfig):  # keys and values of all layers
-        width = 2 * draft.layer.num_kv_heads * draft.layer.head_dim
-        found[Product("split", draft.num_layers * width, draft.layer.hidden_size, dtype)] = None
+    if draft is not None and (width := draft.context_width):
+        found[Product("split", width, draft.layer.hidden_size, dtype)] = None
     return list(found)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from specdec.kernels.sum_order import splits_of
-from weights.config import DraftConfig, LayerKind, TargetConfig
+from weights.config import LayerKind, TargetConfig
+from weights.draft.config import DraftConfig
 from weights.ranks import misfits_of_layer
 
 SIZES = (2, 4, 8)  # numbers of GPUs beside 1

@@ -38,6 +38,7 @@ class DraftLevel:
         probabilities of width 1; None: it has none
     confidence_B: [B] float32, a second estimate that a node of width 1 holds if all above it do;
         None: there is none
+    temperature_B: [B] float32, where scores of width 1 are logits + temperature * noise already
     threshold: [1] of the mean vote, on the device. Below 0 all slots go on, padding too, which the
         measurement of a level's cost at the start relies on. None: no slot stops
     cut: the draft ids that this rank's head has, where others have the rest
@@ -51,6 +52,7 @@ class DraftLevel:
     max_model_len: int
     calibration: Tensor | None = None
     confidence_B: Tensor | None = None
+    temperature_B: Tensor | None = None
     threshold: Tensor | None = None
     cut: CutIds | None = None
 

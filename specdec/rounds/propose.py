@@ -135,6 +135,9 @@ def launch_write_nodes(
     state = to.state
     best, ids, sums = maxima
     tiles, B = best.shape
+    is_scaled = temperature_B is not None
+    if temperature_B is None:
+        temperature_B = to.temperature_B
     rows = buffers.draft_last_tokens, buffers.draft_positions, buffers.draft_slots
     votes = buffers.num_going, buffers.votes
     nodes = state.draft_tokens, state.num_nodes, state.draft_probs
@@ -156,6 +159,7 @@ def launch_write_nodes(
         HAS_CONFIDENCE=to.confidence_B is not None,
         STOPS=to.threshold is not None,
         IS_SAMPLED=temperature_B is not None,
+        IS_SCALED=is_scaled,
         HAS_D2T=to.d2t_W is not None,
         LEAST=LEAST_CONFIDENCE,
         S=BLOCK_SIZE,
@@ -202,6 +206,7 @@ def _write_nodes_kernel(
     HAS_CONFIDENCE: tl.constexpr,
     STOPS: tl.constexpr,
     IS_SAMPLED: tl.constexpr,
+    IS_SCALED: tl.constexpr,  # scores are logits / temperature + noise
     HAS_D2T: tl.constexpr,
     LEAST: tl.constexpr,
     S: tl.constexpr,
@@ -236,7 +241,8 @@ def _write_nodes_kernel(
         kind = row * 0
         if IS_SAMPLED:
             temperature = tl.load(temperatures_ptr + b)
-            scale = tl.where(temperature > 0.0, temperature, 1.0)
+            if IS_SCALED:
+                scale = tl.where(temperature > 0.0, temperature, 1.0)
             kind = (temperature > 0.0).to(tl.int64)
         share = confidence(best_ptr, sums_ptr, scale, b, tiles, num_rows, BLOCK)
         if HAS_CONFIDENCE:
@@ -322,11 +328,15 @@ def _probs_ref(
     """Compute the probability that the path up to the node holds."""
     assert to.calibration is not None, to
     temperature_B = torch.zeros_like(scores_BW[:, 0])
+    if to.temperature_B is not None:
+        temperature_B = to.temperature_B
+    scale_B = torch.ones_like(temperature_B)
     if noise is not None:
         temperature_B = noise.noise_keys.temperatures
+        scale_B = torch.where(temperature_B > 0, temperature_B, 1.0)
     is_drawn_B = temperature_B > 0
     row_B = to.buffers.sample_mapping[: len(level_B)]
-    share_B = confidence_ref(scores_BW, torch.where(is_drawn_B, temperature_B, 1.0), to.cut)
+    share_B = confidence_ref(scores_BW, scale_B, to.cut)
     if to.confidence_B is not None:
         share_B = (share_B * to.confidence_B).sqrt().nan_to_num(0.0)
     inside_B = share_B.clamp(LEAST_CONFIDENCE, 1 - LEAST_CONFIDENCE)

@@ -154,13 +154,19 @@ def best(scores_XM: Tensor, count: int) -> Tensor:
 
     NaN is less than every number.
     """
+    return keys_of(scores_XM).topk(count, dim=-1).indices
+
+
+def keys_of(scores_XM: Tensor) -> Tensor:
+    """Make int64 of float32 scores, in their order, the first of equal ones the greatest.
+
+    No two of a row are equal: the low 32 bits are 2^32 - 1 less the place. NaN is -inf.
+    """
     scores_XM = torch.where(scores_XM.isnan(), -torch.inf, scores_XM + 0.0)  # -0.0 equals 0.0
     bits_XM = scores_XM.contiguous().view(torch.int32).long()
     ordered_XM = torch.where(bits_XM < 0, bits_XM ^ 0x7FFFFFFF, bits_XM)
     place_M = torch.arange(scores_XM.shape[-1], device=scores_XM.device)
-    # no two keys are equal
-    key_XM = (ordered_XM << LOW_BITS) + ((1 << LOW_BITS) - 1 - place_M)
-    return key_XM.topk(count, dim=-1).indices
+    return (ordered_XM << LOW_BITS) + ((1 << LOW_BITS) - 1 - place_M)
 
 
 def best_of_all(scores_XW: Tensor, count: int, cut: CutIds | None) -> tuple[Tensor, Tensor]:

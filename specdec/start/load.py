@@ -51,7 +51,8 @@ from specdec.start.sizing import (
     largest_sizes,
 )
 from specdec.start.speculation import Drafting, drafting_of
-from weights.config import DraftConfig, TargetConfig
+from weights.config import TargetConfig
+from weights.draft.config import DraftConfig
 from weights.files.reader import Reader
 from weights.load import LoadedEagle, LoadedTarget, bind_eagle, bind_target
 from weights.ranks import KEEP_WHOLE, check_draft_ranks, check_target_ranks

@@ -28,7 +28,7 @@ from specdec.start.measure_costs import largest_captured
 from specdec.start.memory import measure_needs, memory_table, of_all_ranks, plan_memory
 from specdec.start.sizing import GIB, cache_factor, check_heads, check_length, largest_sizes
 from specdec.start.speculation import Drafting, of_checkpoint
-from weights.config import BlockConfig, DraftConfig
+from weights.draft.config import DraftConfig
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
 from weights.shard import WHOLE
 
@@ -225,7 +225,7 @@ def check_method(speculation: SpeculativeConfig, draft: DraftConfig) -> None:
 def refuse_pieces(config: EngineConfig, draft: DraftConfig) -> None:
     """Refuse graphs in pieces alone of a draft that has none: its prompts take a few products."""
     family, mode = "draft_prefill", "PIECEWISE"
-    if isinstance(draft, BlockConfig) and (config.cuda_graph_modes or {}).get(family) == mode:
+    if draft.context_width and (config.cuda_graph_modes or {}).get(family) == mode:
         given = f"cuda_graph_modes[{family!r}]={mode!r}"
         why = f"a {draft.method} draft is captured after rounds alone, as a whole"
         raise ValueError(f"{given}: {why}: give 'NONE' or 'FULL_DECODE_ONLY', or leave it out")

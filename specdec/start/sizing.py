@@ -13,8 +13,9 @@ from specdec.kernels.head_columns import MOST_BYTES
 from specdec.requests.tokenizer import Tokenizer
 from specdec.requests.tokenizer_files import vocabulary_name
 from specdec.sizes import BLOCK_SIZE, MAX_STOP_IDS, MAX_TREE_REQUESTS, EngineSizes
-from specdec.start.speculation import Drafting, block_rows
-from weights.config import BLOCK, DraftConfig, Heads, LayerKind, RopeConfig, TargetConfig
+from specdec.start.speculation import Drafting
+from weights.config import BLOCK, Heads, LayerKind, RopeConfig, TargetConfig
+from weights.draft.config import DraftConfig
 from weights.errors import Problems, shown
 from weights.files.header import FLOAT_DTYPES, TensorEntry
 from weights.files.reader import Reader
@@ -46,7 +47,7 @@ def largest_sizes(
         num_speculative_tokens=drafting.num_tokens,
         is_adaptive=drafting.is_adaptive,
         tree=drafting.tree,
-        block_rows=block_rows(eagle, drafting.num_tokens),
+        block_rows=0 if eagle is None else eagle.block_rows(drafting.num_tokens),
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from specdec.sizes import TreeShape
 from specdec.speculative_config import AUTO, SpeculativeConfig
-from weights.config import BlockConfig, DraftConfig
+from weights.draft.config import DraftConfig
 
 logger = logging.getLogger("specdec")
 
@@ -114,7 +114,7 @@ def _in_parallel(
             f"{kind} proposes all its tokens in one pass, and stopping would spare nothing",
         ),
     }
-    if not grows_trees(draft):
+    if not draft.grows_trees:
         why = f"{kind} proposes as many tokens in every round, as a chain"
         refused |= {"top_k": (speculation.has_fixed_tree, why)}
         refused |= {"adaptive": (speculation.adaptive is True, why)}
@@ -124,35 +124,20 @@ def _in_parallel(
     if speculation.has_fixed_tree:
         return drafting
     number = given if isinstance(given, int) else usual_number(draft)
-    adapts = drafting.is_adaptive and grows_trees(draft)
+    adapts = drafting.is_adaptive and draft.grows_trees
     most = f"up to {number} tokens, as it pays" if adapts else f"{number} tokens for every request"
     logger.info("%s proposes %s, in one pass", kind, most)
     return Drafting(number, adapts)
 
 
-def grows_trees(draft: DraftConfig) -> bool:
-    """Whether drafts are trees on request, and chains of several lengths."""
-    return not draft.is_parallel or (isinstance(draft, BlockConfig) and not draft.selector_rank)
-
-
 def usual_number(draft: DraftConfig) -> int:
     """Choose as many drafts as a parallel draft was trained to propose, and at most 8."""
-    trained = draft.max_drafts if isinstance(draft, BlockConfig) else draft.trained_drafts
-    return min(trained or MOST_LEVELS, MOST_LEVELS)
+    return min(draft.trained_drafts or draft.max_drafts, MOST_LEVELS)
 
 
 def check_number(num_drafts: int, draft: DraftConfig) -> None:
     """Refuse more drafts than a block has: ValueError."""
-    if isinstance(draft, BlockConfig) and num_drafts > draft.max_drafts:
-        kind = f"a {draft.method} draft with blocks of {draft.block_size} rows"
+    if num_drafts > draft.max_drafts:
+        kind = f"a {draft.method} draft with blocks of {draft.block_rows(draft.max_drafts)} rows"
         most = f"{kind} proposes at most {draft.max_drafts}"
         raise ValueError(f"num_speculative_tokens={num_drafts}: {most}")
-
-
-def block_rows(draft: DraftConfig | None, num_drafts: int) -> int:
-    """Count the rows of a request in the pass that proposes this many tokens; 0: there is none."""
-    if draft is None or not draft.is_parallel or num_drafts == 0:
-        return 0
-    if isinstance(draft, BlockConfig):
-        return num_drafts + (not draft.anchor_proposes)
-    return num_drafts - 1  # the first draft comes from the row before

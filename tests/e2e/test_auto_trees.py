@@ -433,7 +433,7 @@ def test_grammars_follow_the_nodes_that_have_rows(make, prompts):
         SamplingParams(
             temperature=0.9 * (i % 2),
             seed=i,
-            max_tokens=12 + 6 * i,
+            max_tokens=8 + 4 * i,
             structured_outputs={"regex": r"( ?[a-z_]+[(,.=)]?\n?){20}"},
         )
         for i in range(6)

@@ -21,7 +21,6 @@ from specdec.scheduling.costs import StepCosts
 from specdec.scheduling.planner import RoundPlan
 from specdec.sizes import PLAIN, EngineSizes, TreeShape, chain
 from specdec.start.load import assemble
-from specdec.start.speculation import block_rows
 from tests import naive_block, naive_parallel
 from tests.block_pair import SELECTOR, write_bigrams, write_parallel
 from tests.e2e.test_drafts import ScriptedDraft
@@ -458,7 +457,7 @@ def build(kind, backend, is_eager=False, dtype=torch.float32, K=5, is_adaptive=F
         num_speculative_tokens=K,
         is_adaptive=is_adaptive,
         tree=tree,
-        block_rows=block_rows(draft.config, K),
+        block_rows=draft.config.block_rows(K),
     )
     graphs = GraphConfig(request_sizes=(2, 4), token_sizes=(48,))
     runner = Runner(target, draft, sizes, device, graph_config=graphs, backend=captures)

@@ -177,7 +177,7 @@ class Soak:
         return total
 
 
-BRIEF = Soak(engines=["trees"], num_plans=5, times=1, num_blocks=5, most_blocks=5, share=0.65)
+BRIEF = Soak(engines=["trees"], num_plans=5, times=1, num_blocks=5, most_blocks=4, share=0.5)
 WHOLE = Soak(engines=list(ENGINES), num_plans=25, times=2, num_blocks=14, most_blocks=8, share=0.7)
 ON_A_GPU = Soak(
     engines=["in turn"],

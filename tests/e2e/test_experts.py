@@ -46,13 +46,16 @@ def alone(texts):
     return texts(Way(num_seqs=1))
 
 
-@pytest.mark.parametrize("name", WAYS)
+GRAPHS = [name for name, way in WAYS.items() if way.graphs is not None]  # with poison, below
+
+
+@pytest.mark.parametrize("name", [name for name in WAYS if name not in GRAPHS])
 def test_no_token_depends_on_the_way_of_the_engine(texts, alone, name):
     assert len({tuple(tokens) for tokens in alone}) == len(PROMPTS)
     assert texts(WAYS[name]) == alone
 
 
-@pytest.mark.parametrize("name", ["graphs", "graphs and drafts"])
+@pytest.mark.parametrize("name", GRAPHS)
 def test_rows_of_padding_choose_nobody_and_add_nothing(target, texts, alone, name, monkeypatch):
     """Their inputs and what experts would leave for them are NaN."""
     real = experts.experts_mlp

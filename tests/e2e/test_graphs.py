@@ -22,7 +22,7 @@ from weights.demo import demo_directory
 from weights.load import load_eagle, load_target
 
 FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE
-NUM_TOKENS = 16
+NUM_TOKENS = 10
 BACKENDS = ["tape", pytest.param("cuda", marks=pytest.mark.gpu)]
 SETTINGS = [
     pytest.param("eagle3", 0, marks=pytest.mark.slow),

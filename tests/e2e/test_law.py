@@ -6,7 +6,6 @@ must fail.
 
 import math
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,11 +22,9 @@ from specdec.sampler import sampler as choice
 from specdec.sampler.sampler import scaled_in_support
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes
-from specdec.start.speculation import block_rows
-from tests.specdec.tiny_pair import changed, lively, on_disk, random_draft
+from tests.specdec.tiny_pair import changed, on_disk, random_draft
 from tests.weights.blocks import DFLASH2, DSPARK, block_config
 from tests.weights.tiny import eagle3_config, tiny_target
-from weights.shapes import draft_shapes
 
 K = 2
 V = 8
@@ -84,7 +81,7 @@ def draw(pair, rule, num_draws, temperature=TEMPERATURE, limits=LIMITS, spoil=la
         max_num_batched_tokens=ROWS * len(PROMPT),
         num_kv_blocks=ROWS,
         num_speculative_tokens=K,
-        block_rows=block_rows(pair[1].config, K),
+        block_rows=pair[1].config.block_rows(K),
     )
     runner = Runner(pair[0].loaded, pair[1], sizes, torch.device("cpu"), acceptance=rule)
     counts = Counter()
@@ -152,15 +149,11 @@ def test_three_tokens_have_the_targets_law(pair, law, rule, num_draws):
 
 @pytest.fixture(scope="module")
 def blocks(pair):
-    """blocks(**changes): the same target, with a parallel draft; a head has a say."""
+    """blocks(**changes): the same target, with a parallel draft."""
 
     def make(**changes):
-        if "mask_token_id" in changes:
-            return pair[0], random_draft(eagle3_config(pair[0].loaded, **changes))
-        config = block_config(pair[0].loaded, **changes)
-        tensors = lively(draft_shapes(config), seed=1)
-        tensors |= {n: 3 * x for n, x in tensors.items() if "markov_w" in n or "codebook" in n}
-        return pair[0], replace(pair[1], config=config, tensors=tensors)
+        config_of = eagle3_config if "mask_token_id" in changes else block_config
+        return pair[0], random_draft(config_of(pair[0].loaded, **changes))
 
     return make
 

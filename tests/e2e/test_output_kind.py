@@ -49,7 +49,7 @@ def alone():
 
 
 def sampling(kind, **given):
-    return SamplingParams(**{"max_tokens": 24, **given}, output_kind=kind)
+    return SamplingParams(**{"max_tokens": 16, **given}, output_kind=kind)
 
 
 async def outputs_of(llm, params, pause=0.0, **how):

@@ -83,7 +83,7 @@ def test_the_guard_sees_host_reads(read):
         read(torch.ones(1))
 
 
-@pytest.mark.parametrize("num_rounds", [30, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_rounds", [12, pytest.param(100, marks=pytest.mark.slow)])
 def test_rounds_leave_memory_and_addresses_as_they_were(runner, num_rounds):
     for _ in range(2):
         runner.run_step([0, 1, 2], max_num_computed=600)

@@ -5,7 +5,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,13 +17,12 @@ from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import PLAIN, EngineSizes, TreeShape
-from specdec.start.speculation import block_rows
 from tests.specdec.buffer_tensors import buffer_tensors
 from tests.specdec.tiny_pair import changed, lively, random_draft
 from tests.weights.blocks import DFLASH2, DSPARK, block_config
 from tests.weights.tiny import eagle1_config, eagle3_config, tiny_target
-from weights import BindingReport, ExpertsConfig, LoadedEagle, LoadedTarget
-from weights.shapes import draft_shapes, target_shapes
+from weights import ExpertsConfig, LoadedEagle, LoadedTarget
+from weights.shapes import target_shapes
 
 NUM_REQS, NUM_ROWS = 32, 36  # the last rows of the state are free
 BAD = 10**6  # no token, slot, position or row
@@ -73,26 +71,17 @@ def tiny(draft: str | None, device: torch.device, head_dim: int = 32) -> Pair:
     if draft is None:
         return Pair(target, None, device)
     if draft in BLOCKS:
-        return Pair(target, tiny_block(target, draft, device, head_dim), device)
-    make = eagle1_config if draft == "eagle1" else eagle3_config
-    changes = {"intermediate_size": 96, "num_heads": 2, "num_kv_heads": 1, "head_dim": head_dim}
+        make, own = block_config, BLOCKS[draft] | {"hidden_size": 64}
+    else:
+        make = eagle1_config if draft == "eagle1" else eagle3_config
+        own = {"num_layers": 2, "mask_token_id": 90} if draft == "peagle" else {}
+    sizes = {"intermediate_size": 96, "num_heads": 2, "num_kv_heads": 1, "head_dim": head_dim}
     taps = {} if draft == "eagle1" else {"aux_boundaries": (0, 1, 2)}
-    masks = {"num_layers": 2, "mask_token_id": 90} if draft == "peagle" else {}
-    eagle = random_draft(make(target, **changes, **taps, **masks))
+    eagle = random_draft(make(target, **sizes, **taps, **own))
     return Pair(target, dataclasses.replace(eagle, tensors=_on(device, eagle.tensors)), device)
 
 
 BLOCKS = {"dflash": {}, "dspark": DSPARK | {"markov": "rnn"}, "dflash2": DFLASH2}
-
-
-def tiny_block(target: LoadedTarget, kind: str, device: torch.device, head_dim: int) -> LoadedEagle:
-    """A block draft of two layers that was never in a file."""
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "num_kv_heads": 1}
-    taps = {"aux_boundaries": (0, 1, 2)}
-    config = block_config(target, **sizes, **taps, head_dim=head_dim, **BLOCKS[kind])
-    tensors = _on(device, lively(draft_shapes(config), seed=1))
-    report = BindingReport(directory=Path(), role="draft", format="", fields=())
-    return LoadedEagle(config=config, tensors=tensors, report=report)
 
 
 def _on(device: torch.device, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -118,7 +107,7 @@ def tiny_runner(
         num_speculative_tokens=k,
         tree=tree,
         is_adaptive=is_adaptive,
-        block_rows=block_rows(None if pair.eagle is None else pair.eagle.config, k),
+        block_rows=0 if pair.eagle is None else pair.eagle.config.block_rows(k),
     )
     runner = Runner(
         pair.target,

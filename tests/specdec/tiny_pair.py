@@ -32,7 +32,8 @@ from weights import (
     TargetConfig,
     load_target,
 )
-from weights.shapes import Shapes, eagle_shapes, target_shapes
+from weights.draft.config import DraftConfig
+from weights.shapes import Shapes, draft_shapes, target_shapes
 
 Config = TypeVar("Config", TargetConfig, EagleConfig)
 
@@ -85,11 +86,12 @@ def changed(config: Config, **changes: object) -> Config:
     return dataclasses.replace(config, **others)
 
 
-def random_draft(config: EagleConfig) -> LoadedEagle:
-    """A draft that was never in a file."""
+def random_draft(config: DraftConfig) -> LoadedEagle:
+    """A draft that was never in a file. What a block's heads say of the token before counts."""
     tensors = lively(
-        {name: shape for name, shape in eagle_shapes(config).items() if name != "d2t"}, seed=1
+        {name: shape for name, shape in draft_shapes(config).items() if name != "d2t"}, seed=1
     )
+    tensors |= {n: 3 * x for n, x in tensors.items() if "markov_w" in n or "codebook" in n}
     if config.has_d2t:
         order = torch.randperm(config.vocab_size, generator=_generator("d2t", 0))
         tensors["d2t"] = order[: config.draft_vocab_size].sort().values

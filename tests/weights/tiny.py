@@ -10,8 +10,9 @@ from torch import Tensor
 
 from tests.weights.pieces import arranged, rope_keys, unfuse
 from weights import BindingReport, EagleConfig, LayerKind, LoadedTarget, RopeConfig, TargetConfig
+from weights.draft.config import DraftConfig
 from weights.families.table import FAMILIES
-from weights.shapes import Shapes, eagle_shapes, target_shapes
+from weights.shapes import Shapes, draft_shapes, target_shapes
 
 BIASES = {
     "llama": (False, False, False),
@@ -155,10 +156,10 @@ def _changed(config: EagleConfig, changes: dict[str, object]) -> EagleConfig:
 
 
 def draft_tensors(
-    config: EagleConfig, seed: int = 1, dtype: torch.dtype = torch.float32
+    config: DraftConfig, seed: int = 1, dtype: torch.dtype = torch.float32
 ) -> dict[str, Tensor]:
     """Random weights under the loader's names; d2t distinct target ids, ascending."""
-    shapes = {name: shape for name, shape in eagle_shapes(config).items() if name != "d2t"}
+    shapes = {name: shape for name, shape in draft_shapes(config).items() if name != "d2t"}
     tensors = random_tensors(shapes, seed, dtype)
     if config.has_d2t:
         order = torch.randperm(config.vocab_size, generator=torch.Generator().manual_seed(seed))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from weights.config import DraftConfig
+from weights.draft.config import DraftConfig
 from weights.files.reader import Reader
 from weights.files.transfer import read_tensors
 from weights.rename import rename

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from weights.config import EagleConfig
+from weights.draft.config import EagleConfig
 from weights.draft.sources import EagleSources
 
 FIRST_NORM = "layers.0.input_layernorm.weight"

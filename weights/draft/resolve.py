@@ -8,7 +8,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from weights.config import DraftConfig, EagleConfig, TargetConfig
+from weights.config import TargetConfig
+from weights.draft.config import DraftConfig, EagleConfig
 from weights.draft.layer import ATTENTION, resolve_layer
 from weights.draft.layouts import MASK_KEYS, ONLY, BlockLayout, Evidence, Layout, find_layout
 from weights.draft.norms import resolve_norms

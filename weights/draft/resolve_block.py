@@ -6,7 +6,7 @@ The order: layer, vocabulary, taps, block, heads, owners; each is logged with it
 from collections.abc import Mapping
 from typing import Literal
 
-from weights.config import BlockConfig
+from weights.draft.config import BlockConfig
 from weights.draft.layer import resolve_layer
 from weights.draft.layouts import ONLY_OF_BLOCKS, BlockLayout
 from weights.draft.sizes import (

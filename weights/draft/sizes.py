@@ -2,7 +2,7 @@
 
 import re
 
-from weights.config import DraftConfig
+from weights.draft.config import DraftConfig
 from weights.draft.sources import Sources
 from weights.shapes import file_names
 

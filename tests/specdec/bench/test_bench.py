@@ -36,7 +36,7 @@ from specdec.start.measure_costs import NEVER
 from specdec.start.speculation import Drafting
 from specdec.step import PHASES
 from tests.weights.blocks import DFLASH2, DSPARK, block_config
-from tests.weights.tiny import eagle3_config
+from tests.weights.tiny import eagle1_config, eagle3_config
 from weights.shapes import draft_shapes
 
 TINY = shlex.split("--device cpu -k 2 --num-prompts 2 --max-tokens 8 --repeats 1 --num-rounds 2")
@@ -556,6 +556,8 @@ def test_a_p_eagle_draft_reads_its_layers_once_or_twice_a_round(pair):
     sizes = bytes_of(masks)
     once, twice, more = (sizes.floor_ms(K, 0, 1000) for K in (1, 2, 8))
     assert sizes.draft_step > 0
+    assert sizes.draft_entry == tensors["fc.weight"].nbytes
+    assert eagle1_config(pair.target).is_read_again("fc.weight")  # it enters the draft's rows
     assert twice - once == pytest.approx(sizes.draft_step)
     assert more == twice
 

@@ -1,6 +1,5 @@
 """What a round computes with in place of our kernels, on a CPU."""
 
-import itertools
 from dataclasses import asdict
 
 import pytest
@@ -173,17 +172,14 @@ def test_exchanged_products_run_no_shipped_kernel(monkeypatch):
             linear.split_linear(x, weight, None).finish(torch.float32), x @ weight.t()
         )
         torch.testing.assert_close(gate_up.gate_up(x, weight, None), x @ weight.t())
-        for module, addend in itertools.product(
-            (best_token, propose), (None, 20 * torch.rand(3, 512))
-        ):
-            values_PT, ids_PT = module.launch_tile_maxima(x, weight, addend_TV=addend)[:2]
-            logits = x @ weight.t() + (0 if addend is None else addend)
+        for module in (best_token, propose):
+            values_PT, ids_PT = module.launch_tile_maxima(x, weight)[:2]
             assert (
                 ids_PT.gather(0, values_PT.argmax(dim=0)[None])[0].tolist()
-                == logits.argmax(dim=1).tolist()
+                == (x @ weight.t()).argmax(dim=1).tolist()
             )
 
-    assert seen == ["linear", "mm", *["linear"] * 5]
+    assert seen == ["linear", "mm", *["linear"] * 3]
     for call in (linear.linear, linear.split_linear, gate_up.gate_up, propose.launch_tile_maxima):
         with pytest.raises(AssertionError, match="a shipped kernel ran"):
             call(x, weight)

@@ -112,7 +112,7 @@ def start_and_kill(source: Path, output: Path, num_lines: int) -> None:
         process.send_signal(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("count", [24, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [16, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_and_every_line_is_there_once(run, tmp_path, count):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines, bad = lines_of(count)

@@ -1,9 +1,7 @@
 """Block drafts against tests/naive_block.py: what they compute, and that nothing else moves it."""
 
-import dataclasses
 import math
-import re
-from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,13 +13,14 @@ from graphs.modes import CUDAGraphMode
 from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig, graph_modes
 from specdec.drafts import block
-from specdec.requests.params import GREEDY, SamplingFlags, SamplingStart
+from specdec.requests.params import SamplingFlags, SamplingStart
+from specdec.rounds import candidates
 from specdec.rounds import propose as propose_module
 from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import PLAIN, EngineSizes, TreeShape, chain
-from specdec.start.speculation import block_rows
+from tests import naive_block
 from tests.naive_block import (
     MUTANTS,
     MUTANTS_OF_DFLASH2,
@@ -30,17 +29,28 @@ from tests.naive_block import (
     propose_tree,
     read_draft,
 )
-from tests.naive_eagle import borrow, sampled, target_features
+from tests.naive_eagle import sampled, target_features
 from tests.naive_tree import Sampling, Shape, Tree
+from tests.specdec.drafts.one_pass import (
+    BLOCKS,
+    CONTEXTS,
+    LONGEST,
+    ROW,
+    Engine,
+    check_end_of_context,
+    check_rows_alone,
+    check_slots,
+    drafts_after,
+    draw,
+    prompt_of,
+    read_both,
+)
 from tests.specdec.graph_walk import tiny
-from tests.specdec.tiny_pair import lively, on_disk
+from tests.specdec.tiny_pair import on_disk, random_draft
 from tests.weights.blocks import DFLASH2, DSPARK, FORMATS, block_config
 from tests.weights.tiny import tiny_target
-from weights import BlockConfig, LoadedEagle, RopeConfig, load_eagle
-from weights.shapes import draft_shapes
+from weights import LoadedEagle, RopeConfig
 
-LONGEST = 256
-ROW, BLOCKS = 1, [2, 3, 4, 5]  # neither the first row nor the first blocks
 D2T = {"has_d2t": True, "draft_vocab_size": 40, "has_own_head": True}
 KINDS = {
     "dflash": {},
@@ -65,23 +75,13 @@ FEW = (
     "dflash2",
 )
 OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind not in FEW]
-CONTEXTS = (1, 2, 63, 64, 65, 200)
 SLOW = pytest.mark.slow
+naive_after = partial(drafts_after, propose)
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
     return on_disk(tmp_path_factory.mktemp("target"), tiny_target("qwen3").config)
-
-
-def tensors_of(config: BlockConfig) -> dict[str, Tensor]:
-    shapes = {name: shape for name, shape in draft_shapes(config).items() if name != "d2t"}
-    tensors = lively(shapes, seed=1)
-    tensors |= {name: 3 * x for name, x in tensors.items() if re.search("markov_w|codebook", name)}
-    if config.has_d2t:
-        order = torch.randperm(config.vocab_size, generator=torch.Generator().manual_seed(0))
-        tensors["d2t"] = order[: config.draft_vocab_size].sort().values
-    return tensors
 
 
 @pytest.fixture
@@ -91,89 +91,11 @@ def draft_of(target, tmp_path):
     def load(kind: str, format: str | None = None) -> tuple[LoadedEagle, SimpleNamespace, dict]:
         config = block_config(target.loaded, **KINDS[kind])
         able = [name for name, f in FORMATS.items() if f.can_express(config, target.loaded)]
-        directory = tmp_path / (format or able[0])
-        FORMATS[format or able[0]].write(directory, config, tensors_of(config), target.loaded)
-        loaded = load_eagle(directory, target.loaded, progress=False)
-        assert dataclasses.replace(loaded.config, format="any") == config
-        cfg, weights = read_draft(directory, target.loaded.config.num_layers)
-        return loaded, cfg, borrow(cfg, weights, target.reference.weights)
+        how = format or able[0]
+        tensors = random_draft(config).tensors
+        return read_both(tmp_path / how, FORMATS[how], config, tensors, target, read_draft)
 
     return load
-
-
-class Engine:
-    """A runner whose caches start as NaN, and what it hears of its draft, level by level."""
-
-    def __init__(
-        self, target, draft, K, monkeypatch, num_reqs=2, longest=LONGEST, rule="exact", **more
-    ):
-        sizes = EngineSizes(
-            max_model_len=longest,
-            max_num_seqs=num_reqs,
-            max_num_batched_tokens=num_reqs * 256,
-            num_kv_blocks=4 * num_reqs,
-            num_speculative_tokens=K,
-            block_rows=block_rows(draft.config, K),
-            **more,
-        )
-        self.K = K
-        self.runner = Runner(target.loaded, draft, sizes, torch.device("cpu"), acceptance=rule)
-        for cache in (self.runner.target_cache, self.runner.draft_cache):
-            cache.fill_(torch.nan)
-        self.logits: list[Tensor] = []
-        self.hidden: list[Tensor] = []
-        write_level = propose_module.write_level
-
-        def listen(logits_BW, to, noise):
-            self.logits.append(logits_BW.clone())
-            write_level(logits_BW, to, noise)
-
-        for module in (block, propose_module):  # drafts in turn, and all others
-            monkeypatch.setattr(module, "write_level", listen)
-        if isinstance(draft.config, BlockConfig):
-            note = lambda model, ids, hidden: self.hidden.append(hidden.clone())  # noqa: E731
-            self.runner.draft.model.register_forward_hook(note)
-
-    def start(self, row, blocks, **sampling):
-        blocks = blocks[: self.runner.sizes.blocks_per_request]
-        start = RowStart(blocks=blocks, num_draft_tokens=self.K, sampling=SamplingStart(**sampling))
-        self.runner.start_rows([(row, start)])
-
-    def prefill(
-        self, prompts: Sequence[list[int]], rows, blocks, chunk=None, flags=GREEDY, next_shape=None
-    ) -> list[int]:
-        """Run prompts, one after another's chunks, the last chunks at once; return first tokens."""
-        starts = [0] * len(prompts)
-        while True:
-            self.logits.clear()
-            self.hidden.clear()
-            parts = []
-            for i, prompt in enumerate(prompts):
-                length = min(chunk or len(prompt), len(prompt) - starts[i])
-                parts.append(
-                    PromptPart(
-                        state_row=rows[i],
-                        prompt=prompt,
-                        start=starts[i],
-                        length=length,
-                        blocks=blocks[i],
-                    )
-                )
-                starts[i] += length
-            self.runner.run_step(parts=parts, flags=flags, next_shape=next_shape)
-            result = self.runner.read(len(parts))
-            if all(start == len(prompt) for start, prompt in zip(starts, prompts, strict=True)):
-                return [tokens[0] for tokens in result.sampled_tokens]
-
-
-def prompt_of(length: int) -> list[int]:
-    return torch.randint(0, 96, (length,), generator=torch.Generator().manual_seed(length)).tolist()
-
-
-def naive_after(target, cfg, weights, tokens, K, **more):
-    outputs = target.reference.forward(tokens[:-1])
-    features = target_features(cfg, outputs.boundaries, outputs.hidden_TD)
-    return propose(cfg, weights, tokens, features, K, **more)
 
 
 def distance(found_KW: Tensor, expected_KW: Tensor) -> float:
@@ -269,7 +191,7 @@ def test_markov_w1_goes_by_the_targets_ids(target, draft_of, monkeypatch):
     tokens = [*prompt_of(9), int(engine.runner.state.last_sampled_tokens[ROW])]
     cfg.mutant = "markov_w1 by draft id"
     wrong = naive_after(target, cfg, weights, tokens, 4)
-    assert (logits_KW - wrong.logits_KW).abs().max() > 1e-3
+    assert distance(logits_KW, wrong.logits_KW) > 1e-3
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark", "dspark, d2t", "dflash2"])
@@ -277,24 +199,18 @@ def test_drafts_are_drawn_with_the_targets_noise_after_the_bias(
     target, draft_of, kind, monkeypatch
 ):
     draft, cfg, weights = draft_of(kind)
-    T, num_seeds, flags = 0.5, 12, SamplingFlags(noise=True)
-    engine = Engine(target, draft, 4, monkeypatch, num_reqs=num_seeds)
-    rows = list(range(num_seeds))
-    blocks = [[4 * row + i for i in range(4)] for row in rows]
-    for row in rows:
-        engine.start(row, blocks[row], temperature=T, seed=row)
-    prompt = prompt_of(7)
-    firsts = engine.prefill([prompt] * num_seeds, rows, blocks, flags=flags)
+    T, engine = 0.5, Engine(target, draft, 4, monkeypatch, num_reqs=12)
+    prompt, firsts = draw(engine, T)
     mutants = "bias after temperature", "candidates without noise"
     seen = set()
-    for row, first in zip(rows, firsts, strict=True):
+    for row, first in enumerate(firsts):
         drafts = engine.runner.state.draft_tokens[row].tolist()
         for mutant in (None, *mutants):
             config, tokens = SimpleNamespace(**vars(cfg), mutant=mutant), [*prompt, first]
             found = naive_after(target, config, weights, tokens, 4, scores=sampled(T, row)).tokens
             seen |= set() if found == drafts else {mutant}
     assert seen == set(mutants if cfg.selector_top_k else mutants[: cfg.markov is not None])
-    assert len({tuple(engine.runner.state.draft_tokens[row].tolist()) for row in rows}) > 6
+    assert len(engine.runner.state.draft_tokens.unique(dim=0)) > 6
 
 
 def test_under_pq_a_selectors_drafts_have_a_law_that_knows_no_noise(target, draft_of, monkeypatch):
@@ -322,9 +238,11 @@ BY_KERNELS = "drafts.block", "rounds.candidates", "kernels.add_transitions", "ke
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
-def test_kernels_draft_what_their_twins_do(target, draft_of, monkeypatch):
+@pytest.mark.parametrize("kind", ["dspark", "dflash2"])
+def test_kernels_draft_what_their_twins_do(target, draft_of, kind, monkeypatch):
     """Greedy requests beside drawn ones, and padding; by Triton's interpreter."""
-    draft, _, _ = draft_of("dflash2")
+    draft, _, _ = draft_of(kind)
+    monkeypatch.setattr(candidates, "LANES", 64)  # of 96 ids
     engine = Engine(target, draft, 4, monkeypatch, num_reqs=5)
     rows, prompts = [0, 1, 3], [prompt_of(length) for length in (7, 20, 7)]
     found = []
@@ -343,20 +261,36 @@ def test_kernels_draft_what_their_twins_do(target, draft_of, monkeypatch):
     assert len(found[0][0].unique()) > 6
 
 
+@pytest.mark.parametrize("kind, temperature", [("dspark", 0.0), ("dspark", 0.3), ("dflash2", 0.0)])
+def test_of_tokens_in_one_lane_the_best_is_a_candidate(
+    target, draft_of, kind, temperature, monkeypatch
+):
+    """Ids share 8 lanes, so other drafts are chosen than among all of them."""
+    draft, cfg, weights = draft_of(kind)
+    cfg.selector_top_k = min(cfg.selector_top_k, 6)
+    engine = Engine(target, draft, 4, monkeypatch)
+    if engine.runner.draft.model.candidate_selector is not None:
+        engine.runner.draft.model.candidate_selector.top_k = cfg.selector_top_k
+    monkeypatch.setattr(candidates, "LANES", 8)
+    more = {"scores": sampled(temperature, 5)} if temperature else {}
+    num_others = 0
+    for length in (3, 9, 20, 33):
+        engine.start(ROW, BLOCKS, temperature=temperature, seed=5)
+        flags = SamplingFlags(noise=temperature > 0)
+        [first] = engine.prefill([prompt_of(length)], [ROW], [BLOCKS], flags=flags)
+        drafts, tokens = engine.runner.state.draft_tokens[ROW].tolist(), [*prompt_of(length), first]
+        for num_lanes in (4096, 8):
+            monkeypatch.setattr(naive_block, "LANES", num_lanes)
+            found = naive_after(target, cfg, weights, tokens, 4, **more).tokens
+            num_others += found != drafts
+        assert found == drafts
+    assert num_others > 0
+
+
 @pytest.mark.parametrize("kind", ["dspark, rnn", "dflash2"])
 def test_what_is_drafted_depends_on_no_neighbour_and_no_chunk(target, draft_of, kind, monkeypatch):
     draft, _, _ = draft_of(kind)
-    prompts = [prompt_of(length) for length in (70, 5, 64, 33, 1)]
-    blocks = [[4 * row + i for i in range(4)] for row in range(5)]
-    engine = Engine(target, draft, 5, monkeypatch, num_reqs=5)
-    for row in range(5):
-        engine.start(row, blocks[row])
-    engine.prefill(prompts, list(range(5)), blocks)
-    together = torch.stack(engine.logits, dim=1)
-    for chunk in (None, 7):
-        engine.start(2, blocks[2])
-        engine.prefill([prompts[2]], [2], [blocks[2]], chunk)
-        assert torch.equal(torch.stack(engine.logits, dim=1)[0], together[2])
+    check_rows_alone(Engine(target, draft, 5, monkeypatch, num_reqs=5))
 
 
 def probabilities(found: Block, temperature: float, factors: np.ndarray) -> list[float]:
@@ -389,6 +323,7 @@ def test_drafts_of_a_number_that_varies_have_probabilities(
     engine.runner.calibrate(factors)
     monkeypatch.setattr(block, "use_triton", lambda _: by == "kernels")
     monkeypatch.setattr(propose_module, "use_triton", lambda _: by == "kernels")
+    monkeypatch.setattr(candidates, "LANES", 128)  # for the interpreter's sake
     state, prompt = engine.runner.state, prompt_of(9)
     more = {"scores": sampled(temperature, 7)} if temperature else {}
     flags = SamplingFlags(noise=temperature > 0)
@@ -473,49 +408,14 @@ def test_a_request_with_fewer_drafts_has_a_shorter_block(target, draft_of, monke
 )
 def test_a_block_ends_with_the_context(target, draft_of, kind, monkeypatch):
     draft, cfg, weights = draft_of(kind)
-    K, longest = 5, 70
-    engine = Engine(target, draft, K, monkeypatch, longest=longest)
-    for length in (64, 66, 68, 69):
-        engine.start(ROW, BLOCKS)
-        [first] = engine.prefill([prompt_of(length)], [ROW], [BLOCKS])
-        tokens = [*prompt_of(length), first]
-        found = naive_after(target, cfg, weights, tokens, K, longest=longest)
-        count = len(found.tokens)
-        close = {"atol": 2e-5, "rtol": 0}
-        torch.testing.assert_close(torch.cat(engine.logits)[:count], found.logits_KW, **close)
-        assert engine.runner.state.num_nodes[ROW] == min(K, longest - 1 - length)
-        assert engine.runner.draft_cache[:, :, BLOCKS[1], :, 6:].isnan().all()
+    engine = Engine(target, draft, 5, monkeypatch, longest=70)
+    check_end_of_context(engine, partial(naive_after, target, cfg, weights))
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])
 def test_slots_after_the_committed_tokens_may_hold_anything(target, draft_of, kind, monkeypatch):
-    """And those before hold, to the bit, what an extension from scratch writes."""
     draft, _, _ = draft_of(kind)
-    tokens = prompt_of(58)
-    engine = Engine(target, draft, 5, monkeypatch)
-    engine.start(ROW, BLOCKS)
-    tokens += engine.prefill([tokens], [ROW], [BLOCKS])
-    for turn in range(3):
-        n = int(engine.runner.state.num_computed_tokens[ROW])
-        cache = engine.runner.draft_cache[:, :, BLOCKS].transpose(3, 4).flatten(2, 3)
-        fresh = Engine(target, draft, 5, monkeypatch)
-        fresh.start(ROW, BLOCKS)
-        assert fresh.prefill([tokens[:n]], [ROW], [BLOCKS])[0] == tokens[n]
-        scratch = fresh.runner.draft_cache[:, :, BLOCKS].transpose(3, 4).flatten(2, 3)
-        assert torch.equal(cache[:, :, :n], scratch[:, :, :n])
-        state = engine.runner.state
-        assert torch.equal(state.draft_tokens[ROW], fresh.runner.state.draft_tokens[ROW])
-        poisoned = cache.clone()
-        poisoned[:, :, n:] = torch.nan
-        shape = engine.runner.draft_cache[:, :, BLOCKS].transpose(3, 4).shape
-        engine.runner.draft_cache[:, :, BLOCKS] = poisoned.view(shape).transpose(3, 4)
-        # some drafts that hold, then one that does not
-        truth = target.reference.greedy(tokens, 5)
-        state.draft_tokens[ROW, : turn + 1] = torch.tensor([*truth[:turn], (truth[turn] + 1) % 96])
-        engine.runner.run_step([ROW], max_num_computed=n)
-        result = engine.runner.read(1)
-        assert result.num_accepted == [turn]
-        tokens += result.sampled_tokens[0][: turn + 1]
+    check_slots(target, lambda: Engine(target, draft, 5, monkeypatch), num_turns=3)
 
 
 def walk(backend, kind, is_adaptive=False):
@@ -532,7 +432,7 @@ def walk(backend, kind, is_adaptive=False):
         num_kv_blocks=6,
         num_speculative_tokens=K,
         is_adaptive=is_adaptive,
-        block_rows=block_rows(pair.eagle.config, K),
+        block_rows=pair.eagle.config.block_rows(K),
     )
     modes = graph_modes({"target_prefill": "NONE", "target_decode": "NONE"})
     graphs = GraphConfig(request_sizes=(3,), modes=modes)

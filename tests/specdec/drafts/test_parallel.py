@@ -1,19 +1,31 @@
 """P-EAGLE drafts against tests/naive_parallel.py: what they compute, and that nothing moves it."""
 
-import dataclasses
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from specdec.requests.params import SamplingFlags
-from tests.naive_eagle import borrow, sampled, target_features
+from tests.naive_eagle import sampled
 from tests.naive_parallel import MUTANTS, propose, read_draft
-from tests.specdec.drafts.test_block import BLOCKS, CONTEXTS, LONGEST, ROW, Engine, prompt_of
+from tests.specdec.drafts.one_pass import (
+    BLOCKS,
+    CONTEXTS,
+    LONGEST,
+    ROW,
+    Engine,
+    check_end_of_context,
+    check_rows_alone,
+    check_slots,
+    drafts_after,
+    draw,
+    prompt_of,
+    read_both,
+)
 from tests.specdec.tiny_pair import on_disk, random_draft
 from tests.weights.formats import PARALLEL
 from tests.weights.tiny import eagle3_config, tiny_target
-from weights import LoadedEagle, RopeConfig, load_eagle
+from weights import LoadedEagle, RopeConfig
 
 FULL = {"has_d2t": False, "draft_vocab_size": 96, "has_own_head": False}
 KINDS = {
@@ -46,19 +58,13 @@ def draft_of(target, tmp_path):
 
     def load(kind: str, format: str = "p-eagle") -> tuple[LoadedEagle, SimpleNamespace, dict]:
         config, directory = config_of(target, kind), tmp_path / format
-        PARALLEL[format].write(directory, config, random_draft(config).tensors, target.loaded)
-        loaded = load_eagle(directory, target.loaded, progress=False)
-        assert dataclasses.replace(loaded.config, format="any") == config
-        cfg, weights = read_draft(directory, target.loaded.config.num_layers)
-        return loaded, cfg, borrow(cfg, weights, target.reference.weights)
+        tensors = random_draft(config).tensors
+        return read_both(directory, PARALLEL[format], config, tensors, target, read_draft)
 
     return load
 
 
-def naive_after(target, cfg, weights, tokens, K, **more):
-    outputs = target.reference.forward(tokens[:-1])
-    features = target_features(cfg, outputs.boundaries, outputs.hidden_TD)
-    return propose(cfg, weights, tokens, features, K, **more)
+naive_after = partial(drafts_after, propose)
 
 
 def check(target, engine, cfg, weights, length):
@@ -116,36 +122,18 @@ def test_every_mutant_is_seen(target, draft_of, monkeypatch):
 @pytest.mark.parametrize("kind", [FEW[0], pytest.param(FEW[1], marks=pytest.mark.slow)])
 def test_drafts_are_drawn_with_the_targets_noise(target, draft_of, kind, monkeypatch):
     draft, cfg, weights = draft_of(kind)
-    T, num_seeds = 0.7, 8
-    engine = Engine(target, draft, 4, monkeypatch, num_reqs=num_seeds)
-    rows = list(range(num_seeds))
-    blocks = [[4 * row + i for i in range(4)] for row in rows]
-    for row in rows:
-        engine.start(row, blocks[row], temperature=T, seed=row)
-    prompt = prompt_of(7)
-    flags = SamplingFlags(noise=True)
-    firsts = engine.prefill([prompt] * num_seeds, rows, blocks, flags=flags)
-    drafts = engine.runner.state.draft_tokens[:num_seeds].tolist()
-    for row, first in zip(rows, firsts, strict=True):
-        tokens = [*prompt, first]
-        found = naive_after(target, cfg, weights, tokens, 4, scores=sampled(T, row))
+    T, engine = 0.7, Engine(target, draft, 4, monkeypatch, num_reqs=8)
+    prompt, firsts = draw(engine, T)
+    drafts = engine.runner.state.draft_tokens.tolist()
+    for row, first in enumerate(firsts):
+        found = naive_after(target, cfg, weights, [*prompt, first], 4, scores=sampled(T, row))
         assert drafts[row] == found.tokens
     assert len(set(map(tuple, drafts))) > 4
 
 
 def test_what_is_drafted_depends_on_no_neighbour_and_no_chunk(target, draft_of, monkeypatch):
     draft, _, _ = draft_of("four layers, d2t")
-    prompts = [prompt_of(length) for length in (70, 5, 64, 33, 1)]
-    blocks = [[4 * row + i for i in range(4)] for row in range(5)]
-    engine = Engine(target, draft, 5, monkeypatch, num_reqs=5)
-    for row in range(5):
-        engine.start(row, blocks[row])
-    engine.prefill(prompts, list(range(5)), blocks)
-    together = torch.stack(engine.logits, dim=1)
-    for chunk in (None, 7):
-        engine.start(2, blocks[2])
-        engine.prefill([prompts[2]], [2], [blocks[2]], chunk)
-        assert torch.equal(torch.stack(engine.logits, dim=1)[0], together[2])
+    check_rows_alone(Engine(target, draft, 5, monkeypatch, num_reqs=5))
 
 
 def test_a_request_with_fewer_drafts_has_fewer_rows(target, draft_of, monkeypatch):
@@ -166,44 +154,10 @@ def test_a_request_with_fewer_drafts_has_fewer_rows(target, draft_of, monkeypatc
 
 def test_masks_end_with_the_context(target, draft_of, monkeypatch):
     draft, cfg, weights = draft_of("norm before fc")
-    K, longest = 5, 70
-    engine = Engine(target, draft, K, monkeypatch, longest=longest)
-    for length in (64, 66, 68, 69):
-        engine.start(ROW, BLOCKS)
-        [first] = engine.prefill([prompt_of(length)], [ROW], [BLOCKS])
-        tokens = [*prompt_of(length), first]
-        found = naive_after(target, cfg, weights, tokens, K, longest=longest)
-        logits_KW = torch.cat(engine.logits)[: len(found.tokens)]
-        assert torch.allclose(logits_KW, found.logits_KW, atol=2e-5, rtol=0)
-        assert engine.runner.state.num_nodes[ROW] == min(K, longest - 1 - length)
-        assert engine.runner.draft_cache[:, :, BLOCKS[1], :, 6:].isnan().all()
+    engine = Engine(target, draft, 5, monkeypatch, longest=70)
+    check_end_of_context(engine, partial(naive_after, target, cfg, weights))
 
 
 def test_slots_after_the_committed_tokens_may_hold_anything(target, draft_of, monkeypatch):
-    """And those before hold, to the bit, what an extension from scratch writes."""
     draft, _, _ = draft_of("four layers, d2t")
-    tokens = prompt_of(58)
-    engine = Engine(target, draft, 5, monkeypatch)
-    engine.start(ROW, BLOCKS)
-    tokens += engine.prefill([tokens], [ROW], [BLOCKS])
-    for turn in range(2):
-        state = engine.runner.state
-        n = int(state.num_computed_tokens[ROW])
-        cache = engine.runner.draft_cache[:, :, BLOCKS].transpose(3, 4).flatten(2, 3)
-        fresh = Engine(target, draft, 5, monkeypatch)
-        fresh.start(ROW, BLOCKS)
-        assert fresh.prefill([tokens[:n]], [ROW], [BLOCKS])[0] == tokens[n]
-        scratch = fresh.runner.draft_cache[:, :, BLOCKS].transpose(3, 4).flatten(2, 3)
-        assert torch.equal(cache[:, :, :n], scratch[:, :, :n])
-        assert torch.equal(state.draft_tokens[ROW], fresh.runner.state.draft_tokens[ROW])
-        poisoned = cache.clone()
-        poisoned[:, :, n:] = torch.nan
-        shape = engine.runner.draft_cache[:, :, BLOCKS].transpose(3, 4).shape
-        engine.runner.draft_cache[:, :, BLOCKS] = poisoned.view(shape).transpose(3, 4)
-        # some drafts that hold, then one that does not
-        truth = target.reference.greedy(tokens, 5)
-        state.draft_tokens[ROW, : turn + 1] = torch.tensor([*truth[:turn], (truth[turn] + 1) % 96])
-        engine.runner.run_step([ROW], max_num_computed=n)
-        result = engine.runner.read(1)
-        assert result.num_accepted == [turn]
-        tokens += result.sampled_tokens[0][: turn + 1]
+    check_slots(target, lambda: Engine(target, draft, 5, monkeypatch), num_turns=2)

@@ -16,13 +16,12 @@ import torch
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import (
         add_transitions,
-        best_children,
         best_token,
         convolve,
         store_context,
         triton,
     )
-    from specdec.rounds import block_rows
+    from specdec.rounds import block_rows, candidates
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -31,10 +30,10 @@ HEADS = {"L": 5, "G": 8, "S": 64, "C": 128, "HEADS": 8, "PDL": True}
 MAXIMA = {"HAS_MASK": False, "STOP_IDS": 0, "needed_ptr": None, "FACTOR": 1.0, "PDL": True}
 BFLOATS = (
     *("caches_ptr", "parts_ptr", "bias_ptr", "k_norm_ptr", "out_ptr", "base_ptr", "changes_ptr"),
-    *("projected_ptr", "predecessor_ptr", "successor_ptr"),
+    *("projected_ptr", "predecessor_ptr", "successor_ptr", "feature_ptr", "after_ptr"),
 )
 FLOATS = (
-    *("cos_ptr", "sin_ptr", "best_ptr", "sums_ptr", "addend_ptr", "scores_ptr", "peaks_ptr"),
+    *("cos_ptr", "sin_ptr", "best_ptr", "sums_ptr", "scores_ptr", "peaks_ptr"),
     *("logits_ptr", "floor_ptr", "temperature_ptr"),
 )
 TYPES = {
@@ -70,25 +69,28 @@ KERNELS = {
         4,
         {"K": 16, "K_PADDED": 16, "BLOCK": 256, "PDL": True},
     ),
+    "best of lanes": (candidates._best_of_lanes_kernel, 8, {"K": 16, "LANES": 4096, "PDL": True}),
+    "markov maxima": (
+        candidates._markov_maxima_kernel,
+        8,
+        {"HAS_SUMS": True, "BLOCK": 32, "WIDTH": 256, "PDL": True},
+    ),
     **{
-        f"16 children{', drawn' * is_drawn}": (
-            best_children._best_children_kernel,
-            4,
-            {"K": 16, "HAS_NOISE": is_drawn, "STREAM": 0, "HAS_IDS": False, "BLOCK": 1024}
-            | {"IS_GPU": True, "PDL": True, "needed_ptr": None},
+        f"lanes{', drawn' * is_drawn}": (
+            candidates._lanes_kernel,
+            8,
+            {"HAS_NOISE": is_drawn, "STREAM": 0, "HAS_IDS": False, "LANES": 4096}
+            | {"IS_GPU": True, "PDL": True},
         )
         for is_drawn in (False, True)
     },
     **{
-        f"maxima of {rows} rows{', added' * is_added}": (
+        f"maxima of {rows} rows": (
             best_token._tile_maxima_kernel,
             4,
-            MAXIMA
-            | {"HAS_SUMS": False, "TAIL": tail, "STRIDE": 151936 * is_added}
-            | ({} if is_added else {"addend_ptr": None}),
+            MAXIMA | {"HAS_SUMS": False, "TAIL": tail},
         )
         for rows, tail in ((16, 0), (64, 0), (48, 16))
-        for is_added in (False, True)
     },
 }
 

@@ -106,9 +106,7 @@ def ptx_of(kernel, constants, has_number: bool, given: Sequence[str] = ()) -> st
     """
     constants = constants | {"PDL": True}
     names = list(inspect.signature(kernel.fn).parameters)
-    absent = {"sinks_ptr", "window", "addend_ptr", *(() if has_number else ("needed_ptr",))} - {
-        *given
-    }
+    absent = {"sinks_ptr", "window", *(() if has_number else ("needed_ptr",))} - {*given}
     constants = {name: None for name in absent if name in names} | constants
     types = TYPES | dict.fromkeys(constants, "constexpr")
     signature = {

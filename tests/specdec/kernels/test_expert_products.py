@@ -73,8 +73,8 @@ def poisoned(monkeypatch):
     [
         *((8, 2, T) for T in (1, 2, 17, 33, 64, 65)),
         *((12, 3, T) for T in (3, 16, 64, 100)),
-        *((64, 1, T) for T in (1, 65)),
-        *((128, 8, T) for T in (1, 5)),
+        *((64, 1, 1), (128, 8, 1)),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((64, 1, 65), (128, 8, 5))),
         (8, 1, 256),
     ],
 )

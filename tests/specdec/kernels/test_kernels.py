@@ -78,13 +78,18 @@ def test_split_linear(device, rows):
     torch.testing.assert_close(sums.finish(torch.float32), x @ w.T, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "rows, n, first", [(1, 256, 192), (17, 100, 64), (70, 256, 80), (513, 96, 6)]
+    "i, rows, n, first",
+    [
+        pytest.param(i, *shape, marks=[pytest.mark.slow] * ((i + j) % 2))
+        for j, shape in enumerate([(1, 256, 192), (17, 100, 64), (70, 256, 80), (513, 96, 6)])
+        for i in range(len(DTYPES))
+    ],
 )
 def test_columns_from_the_first_one_on_have_the_bits_of_all(
-    exact_device, monkeypatch, dtype, rows, n, first
+    exact_device, monkeypatch, i, rows, n, first
 ):
+    dtype = DTYPES[i]
     x, w = (torch.randn(each, 2048, device=exact_device, dtype=dtype) for each in (rows, n))
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **how: empty(*size, **how).fill_(torch.nan))
@@ -291,8 +296,8 @@ HEADS = [(4, 2, 16), (7, 1, 16), (2, 1, 96)]
 @pytest.mark.parametrize(
     "i, j, n",
     [
-        # of the half that is not slow, each context has each dtype and each kind of heads
-        pytest.param(i, j, n, marks=[pytest.mark.slow] * ((i + j + n) % 2))
+        # of the third that is not slow, each context and each kind of heads has each dtype
+        pytest.param(i, j, n, marks=[pytest.mark.slow] * ((i + j + n) % 3 > 0))
         for i, j, n in itertools.product(range(5), range(3), range(len(DTYPES)))
     ],
 )

@@ -114,8 +114,15 @@ def check(name, *args):
 
 def test_the_number_of_split_sums_asks_one_thing_of_the_number_of_rows(monkeypatch):
     monkeypatch.setattr(linear, "use_triton", lambda x: True)
-    for N, K in ((96, 2048), (96, 512), (4096, 14336)):
+    counts = set()
+    for N, K, whole in (
+        *((96, 2048, None), (96, 512, None), (4096, 14336, None)),
+        *((96, 2048, (96, 4096)), (48, 2048, (96, 2048)), (4096, 7168, (4096, 14336))),
+    ):
         weight = torch.empty(N, K, device="meta")
-        for T in (1, 16, 17, 512, 513, 5000):
-            tiles = choose_tiles("split", row_class(T), N, K, weight.dtype, "cpu")
-            assert linear.num_parts(torch.empty(T, K, device="meta"), weight) == tiles.parts
+        for T in (1, 16, 17, 64, 65, 512, 513, 5000):
+            x = torch.empty(T, K, device="meta")
+            tiles = choose_tiles("split", row_class(T), N, K, weight.dtype, "cpu", whole=whole)
+            assert linear.num_parts(x, weight, whole) == tiles.parts
+            counts.add((whole is None, T > 64, tiles.parts))
+    assert {(False, False, 2), (False, True, 1), (True, True, 2)} <= counts

@@ -146,7 +146,7 @@ class WithoutRow:
 
 @pytest.mark.parametrize(
     "below",
-    [0.5, *(pytest.param(below, marks=pytest.mark.slow) for below in (9.0, 14.0, 17.0)), 25.0],
+    [0.5, *(pytest.param(below, marks=pytest.mark.slow) for below in (9.0, 14.0, 17.0, 25.0))],
 )
 def test_limits_are_found_without_reading_the_row_again_even_beside_many_equals(
     device, monkeypatch, below

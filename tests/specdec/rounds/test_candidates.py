@@ -1,11 +1,18 @@
-"""The candidates of rows: by the kernel what the twin finds, and in order."""
+"""The candidates of rows: by kernels what the twin finds, in order, and what is added to them."""
 
 import pytest
 import torch
 
 from specdec.kernels.best_children import Perturbation
 from specdec.kernels.choose_token import NoiseKeys
-from specdec.rounds.candidates import best_candidates, of_all_ids
+from specdec.rounds import candidates
+from specdec.rounds.candidates import (
+    best_candidates,
+    lanes_ref,
+    launch_lanes,
+    launch_markov_maxima,
+    of_all_ids,
+)
 from tests.specdec.kernels.by_kernel import by_kernel
 
 
@@ -30,6 +37,7 @@ def noise_of(X, device):
     "X, W, k, is_drawn", [(2, 64, 5, False), (3, 1100, 16, True), (4, 100, 1, True)]
 )
 def test_candidates_are_the_best_tokens_in_order(device, X, W, k, is_drawn):
+    """Of no more ids than there are lanes."""
     logits = torch.randn(X, W, device=device)
     logits[:, 40:50] = logits[:, 20:30] = 2.5  # equal ones, of more tiles than one
     logits[:, -10:] = 2.5
@@ -48,6 +56,34 @@ def test_candidates_are_the_best_tokens_in_order(device, X, W, k, is_drawn):
     rows = of_all_ids(scores, ids, W)
     assert torch.equal(rows.isfinite().sum(1), torch.full((X,), k, device=device))
     assert torch.equal(rows.gather(1, ids.t().long()), scores.t())
+
+
+@pytest.mark.parametrize("X, W, is_drawn", [(3, 1000, True), (5, 200, False), (2, 60, True)])
+def test_a_markov_head_adds_to_the_best_of_every_lane(device, X, W, is_drawn, monkeypatch):
+    """Of few rows in parts of the vocabulary, of many, and of fewer ids than lanes."""
+    monkeypatch.setattr(candidates, "LANES", 128)
+    monkeypatch.setattr(candidates, "PROGRAMS", 9)
+    logits, noise = torch.randn(X, W, device=device), noise_of(X, device) if is_drawn else None
+    logits[:, 5::128] = 4.0  # equal ones of a lane
+    logits[0, 7] = torch.nan
+    feature = torch.randn(2 * X, 24, device=device)[::2]
+    after = torch.randn(W, 24, device=device)
+    scores = lanes_ref(logits, noise)
+    assert scores.isfinite().sum(1).max() <= 128
+    expected = scores + feature @ after.t()
+    keys = launch_lanes(logits, noise)
+    assert (keys.shape[1] > 1) == (X == 3)
+    best, ids, sums = launch_markov_maxima(keys, feature, after, True)
+    assert best.shape == ids.shape == sums.shape == (4, X)
+    torch.testing.assert_close(best.amax(0), expected.amax(1), atol=5e-4, rtol=1e-5)
+    found = ids.gather(0, best.argmax(0)[None])[0]
+    assert torch.equal(found.long(), expected.argmax(1))
+    top = best.amax(0)
+    powers = torch.where(best > -torch.inf, sums * (best - top).exp(), 0)
+    torch.testing.assert_close(
+        powers.sum(0), (expected - top[:, None]).exp().sum(1), atol=1e-3, rtol=1e-3
+    )
+    assert launch_markov_maxima(keys, feature, after, False).sums is None
 
 
 def test_rows_without_numbers_have_candidates_all_the_same(device):

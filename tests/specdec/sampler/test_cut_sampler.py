@@ -14,7 +14,7 @@ from specdec.kernels.gumbel import COIN
 from specdec.requests.params import SamplingFlags
 from specdec.rounds.state import RequestState
 from specdec.sampler import process_logits
-from specdec.sampler.accept import RULES, Drafted, block_odds, prefix_probs
+from specdec.sampler.accept import Drafted, block_odds, prefix_probs
 from specdec.sampler.sampler import Sampler
 from specdec.sizes import chain
 from tests.specdec.fake_ranks import FakeRanks
@@ -89,8 +89,15 @@ def drafted_case(d2t):
     return state, buffers, logits_BQV.flatten(0, 1)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("has_d2t, size", [(False, 2), (True, 4)])
+@pytest.mark.parametrize(
+    "rule, has_d2t, size",
+    [
+        ("block", True, 4),
+        ("rejection", False, 2),
+        pytest.param("block", False, 2, marks=pytest.mark.slow),
+        pytest.param("rejection", True, 4, marks=pytest.mark.slow),
+    ],
+)
 def test_p_over_q_accepts_and_draws_as_on_one_rank(rule, has_d2t, size):
     V = 3 * W
     d2t = torch.randperm(V)[:W].sort().values if has_d2t else None

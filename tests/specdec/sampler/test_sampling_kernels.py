@@ -1,6 +1,7 @@
 """kernel == twin for what surrounds the choice of a token, and for scores that nearly tie."""
 
 import copy
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -218,9 +219,15 @@ def test_count_sampled(device):
 
 
 @pytest.mark.parametrize(
-    "spread", [0.0, 1e-7, *(pytest.param(each, marks=pytest.mark.slow) for each in (1e-5, 1e-3))]
+    "spread, has_ids",
+    [
+        *((0.0, True), (1e-7, False)),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((0.0, False), (1e-7, True), *product((1e-5, 1e-3), (False, True)))
+        ),
+    ],
 )
-@pytest.mark.parametrize("has_ids", [False, True])
 def test_scores_that_nearly_tie_are_told_apart_as_by_the_twin(device, spread, has_ids):
     T, wide = 20, 5000
     ids = torch.arange(wide, device=device) if has_ids else None
@@ -247,7 +254,14 @@ def _worst_estimate(r, IS_GPU: tl.constexpr):
     return gumbel_noise(r) + tl.where((r & 1) == 1, 1e-4, -1e-4)
 
 
-@pytest.mark.parametrize("level, spread", [(0, 1e-6), (0, 1e-5), (0, 1e-4), (2**15, 0)])
+@pytest.mark.parametrize(
+    "level, spread",
+    [
+        (0, 1e-5),
+        (2**15, 0),
+        *(pytest.param(0, each, marks=pytest.mark.slow) for each in (1e-6, 1e-4)),
+    ],
+)
 def test_no_estimate_within_its_error_changes_the_token(monkeypatch, level, spread):
     """Near ties whose best is often estimated too low, and others too high.
 

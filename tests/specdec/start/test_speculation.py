@@ -13,7 +13,6 @@ from specdec.start.runners import check_method, refuse_pieces
 from specdec.start.speculation import (
     AUTO_TREE,
     Drafting,
-    block_rows,
     drafting_of,
     of_checkpoint,
     of_draft,
@@ -96,9 +95,8 @@ def test_a_block_draft_proposes_as_many_tokens_as_pay_or_a_fixed_number(caplog):
     tree = TreeShape(num_levels=4, top_k=3, num_nodes=9)
     of_tree = {"num_speculative_tokens": 4, "top_k": 3, "num_draft_tokens": 9}
     assert checked(**of_tree) == Drafting(4, tree=tree)
-    assert [block_rows(BLOCK, K) for K in (0, 1, 5)] == [0, 2, 6]
-    assert block_rows(replace(BLOCK, anchor_proposes=True), 5) == 5
-    assert block_rows(None, 5) == 0
+    assert [BLOCK.block_rows(K) for K in (0, 1, 5)] == [0, 2, 6]
+    assert replace(BLOCK, anchor_proposes=True).block_rows(5) == 5
 
 
 @pytest.mark.parametrize(
@@ -123,8 +121,8 @@ def test_a_selector_chooses_among_whole_blocks_as_a_chain():
 
 
 def test_a_p_eagle_draft_proposes_the_same_number_in_every_round(caplog):
-    assert [block_rows(PEAGLE, K) for K in (0, 1, 2, 5)] == [0, 0, 1, 4]
-    assert block_rows(eagle3_config(tiny_target()), 5) == 0
+    assert [PEAGLE.block_rows(K) for K in (0, 1, 2, 5)] == [0, 0, 1, 4]
+    assert eagle3_config(tiny_target()).block_rows(5) == 0
     assert checked(PEAGLE) == Drafting(8)
     assert checked(replace(PEAGLE, trained_drafts=5)) == Drafting(5)
     assert checked(PEAGLE, num_speculative_tokens=12) == Drafting(12)

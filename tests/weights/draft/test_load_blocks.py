@@ -1,19 +1,14 @@
 """Block drafts from files: the same binding in every format, and refusals by name."""
 
-import dataclasses
-import json
 import random
-import time
-from contextlib import suppress
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from tests.weights.blocks import DFLASH2, DSPARK, FORMATS, block_config
-from tests.weights.tiny import random_tensors, tiny_target, write_target
-from weights import CheckpointError, RopeConfig, inspect_checkpoint, load_eagle
-from weights.shapes import draft_shapes
+from tests.weights.draft.head import Head, check_formats, check_mutated
+from tests.weights.tiny import tiny_target, write_target
+from weights import RopeConfig, inspect_checkpoint
 
 TARGET = tiny_target("qwen3")
 D2T = {"has_d2t": True, "draft_vocab_size": 40, "has_own_head": True}
@@ -44,49 +39,14 @@ FEATURES = [
 ]
 
 
-def tensors_of(config):
-    shapes = {name: shape for name, shape in draft_shapes(config).items() if name != "d2t"}
-    tensors = random_tensors(shapes, seed=1, dtype=torch.float32)
-    if config.has_d2t:
-        order = torch.randperm(config.vocab_size, generator=torch.Generator().manual_seed(1))
-        tensors["d2t"] = order[: config.draft_vocab_size].sort().values
-    return tensors
-
-
 @pytest.mark.parametrize("features, num_formats", FEATURES, ids=str)
 def test_a_block_draft_binds_alike_in_every_format(tmp_path, features, num_formats):
-    config = block_config(TARGET, **features)
-    tensors = tensors_of(config)
-    able = [name for name, format in FORMATS.items() if format.can_express(config, TARGET)]
-    assert len(able) == num_formats
-    for name in able:
-        FORMATS[name].write(tmp_path / name, config, tensors, TARGET)
-        loaded = load_eagle(tmp_path / name, TARGET, progress=False)
-        assert dataclasses.replace(loaded.config, format="any") == config, name
-        assert loaded.tensors.keys() == tensors.keys(), name
-        assert all(torch.equal(loaded.tensors[key], tensors[key]) for key in tensors), name
+    found = check_formats(tmp_path, block_config(TARGET, **features), TARGET, FORMATS)
+    assert len(found) == num_formats
 
 
-class Head:
-    """A draft directory in one format, with its config and tensors open for changes."""
-
-    def __init__(self, directory, format="deepspec-dspark", **changes):
-        self.directory = directory
-        config = block_config(TARGET, **DSPARK | changes)
-        FORMATS[format].write(directory, config, tensors_of(config), TARGET)
-        self.keys = json.loads((directory / "config.json").read_text())
-        self.tensors = load_file(directory / "model.safetensors")
-
-    def load(self, **arguments):
-        (self.directory / "config.json").write_text(json.dumps(self.keys))
-        save_file(self.tensors, self.directory / "model.safetensors")
-        return load_eagle(self.directory, TARGET, progress=False, **arguments)
-
-    def refusal(self) -> str:
-        with pytest.raises(CheckpointError) as error:
-            self.load()
-        assert all("config.json" in each or ".safetensors" in each for each in error.value.problems)
-        return str(error.value)
+def head_of(directory, format="deepspec-dspark", **changes):
+    return Head(directory, FORMATS[format], block_config(TARGET, **DSPARK | changes), TARGET)
 
 
 PLAIN = {"markov": None, "markov_rank": 0, "confidence": None, "anchor_proposes": False}
@@ -96,7 +56,9 @@ OF_FORMAT = {"dflash": PLAIN, "dflash2": PLAIN | DFLASH2}
 def test_formats_are_told_apart(tmp_path):
     found = {}
     for format in FORMATS:
-        found[format] = Head(tmp_path / format, format, **OF_FORMAT.get(format, {})).load().config
+        found[format] = (
+            head_of(tmp_path / format, format, **OF_FORMAT.get(format, {})).load().config
+        )
     assert {name: config.format for name, config in found.items()} == {
         "dflash": "dflash",
         "dflash2": "dflash2",
@@ -109,25 +71,25 @@ def test_formats_are_told_apart(tmp_path):
         **{name: name for name in OF_FORMAT},
     }
     for method, changes in OF_FORMAT.items():
-        config = Head(tmp_path / f"speculators {method}", "speculators", **changes).load().config
+        config = head_of(tmp_path / f"speculators {method}", "speculators", **changes).load().config
         assert (config.format, config.method) == (f"speculators-{method}", method)
 
 
 def test_what_configs_leave_out_is_the_formats_default(tmp_path):
-    zlab = Head(tmp_path / "zlab", "dflash", **PLAIN)
+    zlab = head_of(tmp_path / "zlab", "dflash", **PLAIN)
     del zlab.keys["dflash_config"]["target_layer_ids"], zlab.keys["block_size"]
     loaded = zlab.load()
     assert (loaded.config.aux_boundaries, loaded.config.block_size) == ((2, 6), 16)  # outputs 1, 5
-    one = Head(tmp_path / "one", "dflash", **PLAIN, num_layers=1, aux_boundaries=(3,))
+    one = head_of(tmp_path / "one", "dflash", **PLAIN, num_layers=1, aux_boundaries=(3,))
     del one.keys["dflash_config"]["target_layer_ids"]
     assert one.load().config.aux_boundaries == (5,)
-    early = Head(tmp_path / "early", "specforge-dspark")
+    early = head_of(tmp_path / "early", "specforge-dspark")
     early.tensors = {
         f"logit_head.{name}" if name.startswith(("markov", "confidence")) else name: tensor
         for name, tensor in early.tensors.items()
     }
     assert early.load().config.markov == "vanilla"
-    modules = Head(tmp_path / "modules", "dflash2", **PLAIN | DFLASH2)
+    modules = head_of(tmp_path / "modules", "dflash2", **PLAIN | DFLASH2)
     modules.tensors = {
         f"{name}.weight" if name.endswith("codebook") else name: tensor
         for name, tensor in modules.tensors.items()
@@ -145,7 +107,7 @@ def test_what_configs_leave_out_is_the_formats_default(tmp_path):
     ],
 )
 def test_layer_ids_are_boundaries_or_outputs_by_format(tmp_path, format, key, ids, boundaries):
-    head = Head(tmp_path, format)
+    head = head_of(tmp_path, format)
     head.keys[key] = ids
     assert head.load().config.aux_boundaries == boundaries
     assert head.load(aux_layers=(3, 6)).config.aux_boundaries == (3, 6)
@@ -222,32 +184,26 @@ OF_DFLASH2 = {  # keys stand in dflash_config
 
 @pytest.mark.parametrize("attack", OF_DFLASH2)
 def test_what_no_dflash2_draft_has_is_refused_by_name(tmp_path, attack):
-    head = Head(tmp_path, "dflash2", **PLAIN | DFLASH2)
+    head = head_of(tmp_path, "dflash2", **PLAIN | DFLASH2)
     keys, tensors, words = OF_DFLASH2[attack]
     own = head.keys["dflash_config"] | keys
     head.keys["dflash_config"] = {k: v for k, v in own.items() if v is not None}
-    for name, shape in tensors.items():
-        head.tensors.pop(name, None)
-        if shape is not None:
-            head.tensors[name] = torch.zeros(shape)
+    head.replace(tensors)
     assert words in head.refusal()
 
 
 @pytest.mark.parametrize("attack", REFUSED)
 def test_what_is_not_built_or_does_not_fit_is_refused_by_name(tmp_path, attack):
-    head = Head(tmp_path)
+    head = head_of(tmp_path)
     keys, tensors, words = REFUSED[attack]
     head.keys = {k: v for k, v in (head.keys | keys).items() if v is not None}
-    for name, shape in tensors.items():
-        head.tensors.pop(name, None)
-        if shape is not None:
-            head.tensors[name] = torch.zeros(shape)
+    head.replace(tensors)
     assert words in head.refusal()
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_block_draft_is_inspected_with_and_without_its_target(tmp_path, format):
-    head = Head(tmp_path, format, **OF_FORMAT.get(format, {}))
+    head = head_of(tmp_path, format, **OF_FORMAT.get(format, {}))
     for target in (None, TARGET.config):
         found = inspect_checkpoint(head.directory, target)
         assert (found.problems, found.report.role) == ((), "draft")
@@ -260,49 +216,12 @@ def test_a_block_draft_is_inspected_with_and_without_its_target(tmp_path, format
     assert "missing norm.weight" in problem
 
 
-def mutate(head, rng):
-    """Change one or two things at random; say what."""
-    values = (None, 0, -1, 10**30, 1.5, "x", [], [None], {}, True, [10**12], float("nan"))
-    told = []
-    for _ in range(rng.choice((1, 2))):
-        way = rng.choice(("key", "inner", "drop", "shape", "dtype", "rename", "cut"))
-        keys = head.keys.get("dflash_config", head.keys) if way == "inner" else head.keys
-        name = rng.choice(sorted(head.tensors)) if head.tensors else ""
-        if way in ("key", "inner"):
-            key = rng.choice(sorted(keys))
-            keys[key] = rng.choice(values)
-            told.append((way, key, keys[key]))
-            continue
-        told.append((way, name))
-        tensor = head.tensors.pop(name)
-        if way == "shape":
-            head.tensors[name] = tensor.flatten()[: rng.randrange(1, tensor.numel() + 1)].clone()
-        elif way == "dtype":
-            head.tensors[name] = tensor.to(rng.choice((torch.int32, torch.bool, torch.float64)))
-        elif way == "rename":
-            head.tensors[f"{name}.{rng.choice(('x', 'weight_scale', 'weight'))}"] = tensor
-        elif way == "cut":
-            head.tensors[name] = tensor
-            head.is_cut = True
-    return told
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(200))
 def test_a_mutated_checkpoint_is_one_error_or_loads(tmp_path, seed):
     rng = random.Random(seed)
     format = rng.choice(sorted(FORMATS))
-    head = Head(tmp_path, format, **OF_FORMAT.get(format, {}))
-    told = mutate(head, rng)
-    (tmp_path / "config.json").write_text(json.dumps(head.keys))
-    save_file(head.tensors, tmp_path / "model.safetensors")
-    if getattr(head, "is_cut", False):
-        data = (tmp_path / "model.safetensors").read_bytes()
-        (tmp_path / "model.safetensors").write_bytes(data[: rng.randrange(len(data))])
-    began = time.perf_counter()
-    with suppress(CheckpointError):  # any other error fails
-        load_eagle(tmp_path, TARGET, progress=False)
-    assert time.perf_counter() - began < 2, told
+    check_mutated(head_of(tmp_path, format, **OF_FORMAT.get(format, {})), rng)
 
 
 def test_a_target_is_no_draft(tmp_path):

@@ -1,14 +1,13 @@
 """Attacks on a draft give one CheckpointError that names file and key; quiet decisions are told."""
 
 import dataclasses
-import json
 import re
 import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
+from tests.weights.draft.head import Head
 from tests.weights.formats import FORMATS
 from tests.weights.tiny import draft_tensors, eagle1_config, eagle3_config, tiny_target
 from weights import CheckpointError, load_eagle
@@ -16,38 +15,18 @@ from weights import CheckpointError, load_eagle
 TARGET = tiny_target()
 
 
-class Head:
-    """A draft directory in one format, with its config and tensors open for changes."""
-
-    def __init__(self, directory, format="eagle-3", config=None):
-        self.directory = directory
-        self.config = config or eagle3_config(TARGET)
-        FORMATS[format].write(directory, self.config, draft_tensors(self.config), TARGET)
-        self.keys = json.loads((directory / "config.json").read_text())
-        self.tensors = load_file(directory / "model.safetensors")
-
-    def load(self, target=TARGET, **arguments):
-        (self.directory / "config.json").write_text(json.dumps(self.keys))
-        save_file(self.tensors, self.directory / "model.safetensors")
-        return load_eagle(self.directory, target, progress=False, **arguments)
-
-    def refusal(self, target=TARGET, **arguments) -> str:
-        """The error's text. Each of its lines names a file."""
-        with pytest.raises(CheckpointError) as error:
-            self.load(target, **arguments)
-        for problem in error.value.problems:
-            assert re.search(r"config\.json|model\.safetensors", problem), problem
-        return str(error.value)
+def head_of(directory, format="eagle-3", config=None):
+    return Head(directory, FORMATS[format], config or eagle3_config(TARGET), TARGET)
 
 
 @pytest.fixture
 def head(tmp_path):
-    return Head(tmp_path)
+    return head_of(tmp_path)
 
 
 @pytest.fixture
 def eagle1(tmp_path):
-    return Head(tmp_path, "eagle-1", eagle1_config(TARGET))
+    return head_of(tmp_path, "eagle-1", eagle1_config(TARGET))
 
 
 ATTACKS = {
@@ -248,13 +227,13 @@ def test_a_draft_for_another_target_is_refused(tmp_path, format, width, vocab_si
     layer = dataclasses.replace(TARGET.config.layers[0], hidden_size=width)
     other = dataclasses.replace(TARGET.config, layers=(layer,) * 8, vocab_size=vocab_size)
     config = eagle1_config(TARGET) if format == "eagle-1" else eagle3_config(TARGET)
-    text = Head(tmp_path, format, config).refusal(dataclasses.replace(TARGET, config=other))
+    text = head_of(tmp_path, format, config).refusal(dataclasses.replace(TARGET, config=other))
     assert f"a draft for another {words}" in text
 
 
 def test_an_eagle1_draft_of_another_width_than_its_target_is_refused(tmp_path):
     config = eagle1_config(TARGET, hidden_size=48, has_own_embedding=True, has_own_head=True)
-    eagle1 = Head(tmp_path, "eagle-1", config)
+    eagle1 = head_of(tmp_path, "eagle-1", config)
     eagle1.keys["target_hidden_size"] = 32
     assert "an EAGLE-1 draft of hidden size 48 for a target of 32" in eagle1.refusal()
 
@@ -286,7 +265,7 @@ def test_the_error_for_a_bin_only_draft_names_the_command(head):
 
 
 def test_a_wrong_head_dim_is_inferred_and_noted(tmp_path):
-    head = Head(tmp_path, "angelslim", eagle3_config(TARGET, head_dim=16))
+    head = head_of(tmp_path, "angelslim", eagle3_config(TARGET, head_dim=16))
     assert head.keys["head_dim"] == 8
     loaded = head.load()
     assert loaded.config.layer.head_dim == 16
@@ -333,8 +312,8 @@ def test_aux_layers_for_a_draft_without_taps_is_refused(eagle1):
 
 
 def test_the_report_names_the_id_convention(tmp_path):
-    outputs = Head(tmp_path / "a", "specforge").load()
-    boundaries = Head(tmp_path / "b", "speculators-eagle3").load()
+    outputs = head_of(tmp_path / "a", "specforge").load()
+    boundaries = head_of(tmp_path / "b", "speculators-eagle3").load()
     assert outputs.config.aux_boundaries == boundaries.config.aux_boundaries == (2, 4, 5)
     assert "[1, 3, 4] (outputs of layers, as specforge has them, +1)" in str(outputs.report)
     assert "(boundaries, as speculators-eagle3 has them)" in str(boundaries.report)
@@ -354,8 +333,8 @@ def test_ids_that_can_be_read_in_one_way_have_no_other(head):
 
 
 def test_the_two_meanings_of_norm_output(tmp_path):
-    forge = Head(tmp_path / "a", "specforge")
-    speculators = Head(tmp_path / "b", "speculators-eagle3")
+    forge = head_of(tmp_path / "a", "specforge")
+    speculators = head_of(tmp_path / "b", "speculators-eagle3")
     forge.keys["norm_output"] = speculators.keys["norm_output"] = True
     assert forge.load().config.recycled == "pre_norm"
     assert any("norm_output in a specforge head" in note for note in forge.load().report.notes)
@@ -363,7 +342,7 @@ def test_the_two_meanings_of_norm_output(tmp_path):
 
 
 def test_speculators_eagle3_norms_before_the_residual_unless_it_says_otherwise(tmp_path):
-    head = Head(tmp_path, "speculators-eagle3")
+    head = head_of(tmp_path, "speculators-eagle3")
     del head.keys["norm_before_residual"]
     loaded = head.load()
     assert loaded.config.norm_before_residual
@@ -392,7 +371,7 @@ def test_one_different_row_makes_the_embedding_the_drafts_own(eagle1):
 
 def test_the_draft_takes_the_targets_dtype_with_one_line(tmp_path):
     target = tiny_target(dtype="bfloat16")
-    loaded = Head(tmp_path).load(target)
+    loaded = head_of(tmp_path).load(target)
     assert {tensor.dtype for name, tensor in loaded.tensors.items() if name != "d2t"} == {
         torch.bfloat16
     }
@@ -400,12 +379,12 @@ def test_the_draft_takes_the_targets_dtype_with_one_line(tmp_path):
     assert [note for note in loaded.report.notes if "cast" in note] == [
         "13 tensors stored as F32 are cast to bfloat16"
     ]
-    half = Head(tmp_path).load(target, dtype=torch.float16)
+    half = head_of(tmp_path).load(target, dtype=torch.float16)
     assert half.tensors["fc.weight"].dtype == torch.float16
 
 
 def test_zero_offsets_over_the_full_vocabulary_are_no_d2t(tmp_path):
-    head = Head(tmp_path, config=eagle3_config(TARGET, has_d2t=False, draft_vocab_size=96))
+    head = head_of(tmp_path, config=eagle3_config(TARGET, has_d2t=False, draft_vocab_size=96))
     head.tensors |= {
         "d2t": torch.zeros(96, dtype=torch.int64),
         "t2d": torch.ones(96, dtype=torch.bool),

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from specdec import SpeculativeConfig
 from specdec.start.runners import check_method
+from tests.weights.draft.head import mutate
 from tests.weights.draft.test_formats import MTP
-from tests.weights.draft.test_load_blocks import mutate
 from tests.weights.formats import FORMATS
 from tests.weights.tiny import draft_tensors, eagle1_config, tiny_target
 from weights import CheckpointError, inspect_checkpoint, load_eagle, load_target

@@ -1,20 +1,15 @@
 """P-EAGLE drafts from files: the same binding in both formats, and refusals by name."""
 
 import dataclasses
-import json
 import random
-import time
-from contextlib import suppress
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from specdec.cli.verify import read_as
-from tests.weights.draft.test_load_blocks import mutate
+from tests.weights.draft.head import Head, check_formats, check_mutated
 from tests.weights.formats import PARALLEL
-from tests.weights.tiny import draft_tensors, eagle3_config, tiny_target
-from weights import CheckpointError, inspect_checkpoint, load_eagle
+from tests.weights.tiny import eagle3_config, tiny_target
+from weights import inspect_checkpoint
 from weights.ranks import check_draft_ranks
 
 TARGET = tiny_target()
@@ -37,47 +32,17 @@ def config_of(**changes):
 
 @pytest.mark.parametrize("features, num_formats", FEATURES, ids=str)
 def test_a_draft_binds_alike_in_both_formats(tmp_path, features, num_formats):
-    config = config_of(**features)
-    tensors = draft_tensors(config)
-    able = [name for name, format in PARALLEL.items() if format.can_express(config, TARGET)]
-    assert len(able) == num_formats
-    for name in able:
-        PARALLEL[name].write(tmp_path / name, config, tensors, TARGET)
-        loaded = load_eagle(tmp_path / name, TARGET, progress=False)
-        assert (loaded.config.format, loaded.config.method) == (name, "peagle")
-        assert dataclasses.replace(loaded.config, format="any") == config, name
-        assert loaded.tensors.keys() == tensors.keys(), name
-        assert all(torch.equal(loaded.tensors[key], tensors[key]) for key in tensors), name
+    found = check_formats(tmp_path, config_of(**features), TARGET, PARALLEL)
+    assert found == dict.fromkeys([*PARALLEL][:num_formats], "peagle")
 
 
-class Head:
-    """A draft directory in one format, with its config and tensors open for changes."""
-
-    def __init__(self, directory, format="p-eagle", **changes):
-        self.directory = directory
-        config = config_of(**changes)
-        PARALLEL[format].write(directory, config, draft_tensors(config), TARGET)
-        self.keys = json.loads((directory / "config.json").read_text())
-        self.tensors = load_file(directory / "model.safetensors")
-
-    def save(self):
-        (self.directory / "config.json").write_text(json.dumps(self.keys))
-        save_file(self.tensors, self.directory / "model.safetensors")
-
-    def load(self, target=TARGET):
-        self.save()
-        return load_eagle(self.directory, target, progress=False)
-
-    def refusal(self) -> str:
-        with pytest.raises(CheckpointError) as error:
-            self.load()
-        assert all("config.json" in each or ".safetensors" in each for each in error.value.problems)
-        return str(error.value)
+def head_of(directory, format="p-eagle", **changes):
+    return Head(directory, PARALLEL[format], config_of(**changes), TARGET)
 
 
 @pytest.mark.parametrize("key", ["ptd_token_id", "pard_token", "mask_token_id"])
 def test_the_mask_token_has_three_names(tmp_path, key):
-    head = Head(tmp_path)
+    head = head_of(tmp_path)
     head.keys[key] = head.keys.pop("pard_token")
     loaded = head.load()
     assert (loaded.config.format, loaded.config.mask_token_id) == ("p-eagle", 93)
@@ -86,7 +51,7 @@ def test_the_mask_token_has_three_names(tmp_path, key):
 
 @pytest.mark.parametrize("format", PARALLEL)
 def test_an_absent_norm_before_residual_means_none_and_ids_are_boundaries(tmp_path, format):
-    head = Head(tmp_path, format)
+    head = head_of(tmp_path, format)
     assert "norm_before_residual" not in head.keys
     head.keys["eagle_aux_hidden_state_layer_ids"] = [1, 3, 7]
     config = head.load().config
@@ -97,7 +62,7 @@ def test_an_absent_norm_before_residual_means_none_and_ids_are_boundaries(tmp_pa
 
 def test_taps_are_boundaries_for_gpt_oss_too(tmp_path):
     config = dataclasses.replace(TARGET.config, model_type="gpt_oss")
-    head = Head(tmp_path)
+    head = head_of(tmp_path)
     head.keys["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}
     loaded = head.load(dataclasses.replace(TARGET, config=config))
     assert (loaded.config.format, loaded.config.aux_boundaries) == ("p-eagle", (1, 3, 4))
@@ -105,7 +70,7 @@ def test_taps_are_boundaries_for_gpt_oss_too(tmp_path):
 
 
 def test_what_a_head_would_recycle_is_ignored(tmp_path):
-    head = Head(tmp_path, "speculators-peagle")
+    head = head_of(tmp_path, "speculators-peagle")
     head.keys["norm_output"] = True
     loaded = head.load()
     assert loaded.config.recycled == "pre_norm"
@@ -131,19 +96,16 @@ REFUSED = {
 
 @pytest.mark.parametrize("attack", REFUSED)
 def test_what_does_not_fit_is_refused_by_name(tmp_path, attack):
-    head = Head(tmp_path)
+    head = head_of(tmp_path)
     keys, tensors, words = REFUSED[attack]
     head.keys = {k: v for k, v in (head.keys | keys).items() if v is not None}
-    for name, shape in tensors.items():
-        head.tensors.pop(name, None)
-        if shape is not None:
-            head.tensors[name] = torch.zeros(shape)
+    head.replace(tensors)
     assert words in head.refusal()
 
 
 @pytest.mark.parametrize("format", PARALLEL)
 def test_a_draft_is_inspected_with_and_without_its_target(tmp_path, format):
-    head = Head(tmp_path, format)
+    head = head_of(tmp_path, format)
     for target in (None, TARGET.config):
         found = inspect_checkpoint(head.directory, target)
         assert (found.problems, found.report.role) == ((), "draft")
@@ -162,13 +124,5 @@ MORE = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 90)]
 @pytest.mark.parametrize("seed", [*range(4), *MORE])
 def test_a_mutated_checkpoint_is_one_error_or_loads(tmp_path, seed):
     rng = random.Random(seed)
-    head = Head(tmp_path, rng.choice(sorted(PARALLEL)), norm_before_fc=seed % 2 == 0)
-    told = mutate(head, rng)
-    head.save()
-    if getattr(head, "is_cut", False):
-        data = (tmp_path / "model.safetensors").read_bytes()
-        (tmp_path / "model.safetensors").write_bytes(data[: rng.randrange(len(data))])
-    began = time.perf_counter()
-    with suppress(CheckpointError):  # any other error fails
-        load_eagle(tmp_path, TARGET, progress=False)
-    assert time.perf_counter() - began < 2, told
+    format = rng.choice(sorted(PARALLEL))
+    check_mutated(head_of(tmp_path, format, norm_before_fc=seed % 2 == 0), rng)

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from specdec import SamplingParams
+from specdec import LLM, SamplingParams
 from tests import naive_block, naive_eagle
 from tests.reference import Reference
 from weights.demo import demo_directory
@@ -51,6 +51,25 @@ def test_a_block_of_the_dspark_head_is_accepted_as_it_was_in_training(
     outputs = demo_llm(NAMES["dspark"], 6).generate(prompts[:4], greedy(40), use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == [t[:40] for t in references[:4]]
     assert counted(outputs, 40, 6) == (38, [31, 26, 22, 18, 13, 12])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature, least", [(0.0, 1.12), (1.0, 1.18)])
+def test_trees_of_the_dspark_head_accept_more_than_its_chains(
+    demo_llm, prompts, temperature, least
+):
+    params = SamplingParams(temperature=temperature, seed=0, max_tokens=160, ignore_eos=True)
+    draft = {"model": NAMES["dspark"], "num_speculative_tokens": 6}
+    sizes = {"device": "cpu", "max_num_seqs": 24, "max_model_len": 512}
+    tree = LLM("demo", draft | {"top_k": 4, "num_draft_tokens": 16}, **sizes)
+    plain, chains, trees = (
+        llm.generate(prompts[:24], params, use_tqdm=False)
+        for llm in (demo_llm(None), demo_llm(NAMES["dspark"], 6), tree)
+    )
+    texts = [[each.outputs[0].token_ids for each in found] for found in (plain, chains, trees)]
+    assert texts[1:] == texts[:1] * 2
+    of_chains, of_trees = (LLM.run_stats(found).mean_acceptance_length for found in (chains, trees))
+    assert of_trees >= least * of_chains
 
 
 def counted(outputs, num_tokens, k):

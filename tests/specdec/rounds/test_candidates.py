@@ -68,6 +68,8 @@ def test_a_markov_head_adds_to_the_best_of_every_lane(device, X, W, is_drawn, mo
     logits[0, 7] = torch.nan
     feature = torch.randn(2 * X, 24, device=device)[::2]
     after = torch.randn(W, 24, device=device)
+    logits[0, 20] = logits[0, 24] = 60.0  # equal ones of a tile, of a greedy row
+    after[24] = after[20]
     scores = lanes_ref(logits, noise)
     assert scores.isfinite().sum(1).max() <= 128
     expected = scores + feature @ after.t()

@@ -4,11 +4,12 @@ import json
 from importlib.resources import as_file, files
 from pathlib import Path
 
-# the pair without experts has two drafts
+# the pair without experts has three drafts
 PARTS = {
     "target": "demo/target",
     "eagle3": "demo/eagle3",
     "eagle1": "demo/eagle1",
+    "dspark": "demo/dspark",
     "experts/target": "demo_experts/target",
     "experts/eagle3": "demo_experts/eagle3",
 }

@@ -52,6 +52,15 @@ def test_the_eagle1_draft_borrows_embedding_and_a_tied_head(target):
     assert draft.tensors["fc.bias"].dtype == torch.bfloat16
 
 
+def test_the_dspark_draft_borrows_embedding_and_head(target):
+    config = load_eagle(demo_directory("dspark"), target, progress=False).config
+    assert (config.format, config.aux_boundaries) == ("specforge-dspark", (1, 3, 5, 7, 8))
+    assert (config.num_layers, config.block_size, config.markov) == (3, 8, "vanilla")
+    flags = config.anchor_proposes, config.has_own_embedding, config.has_own_head
+    assert flags == (True, False, False)
+    assert (demo_directory("dspark") / "model.safetensors").stat().st_size < 5_000_000
+
+
 def test_the_pair_with_experts():
     target = load_target(demo_directory("experts/target"), progress=False)
     config = target.config
@@ -77,5 +86,6 @@ def test_the_prompts():
 
 
 def test_a_part_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="demo part 'eagle9': one of target, eagle3, eagle1, "):
+    parts = "target, eagle3, eagle1, dspark, "
+    with pytest.raises(ValueError, match=f"demo part 'eagle9': one of {parts}"):
         demo_directory("eagle9")

@@ -18,13 +18,13 @@ PROMPTS = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default="demo")
-    parser.add_argument("--draft", action="append", help="may be repeated; default: both of demo")
+    parser.add_argument("--draft", action="append", help="may be repeated; default: those of demo")
     parser.add_argument("--max-tokens", type=int, default=64)
     args = parser.parse_args()
     params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens)
     texts = set()
     print(f"{'draft':<16}{'K':>3}{'tokens per round':>18}{'accepted of drafted':>21}")
-    for draft in args.draft or ["demo/eagle3", "demo/eagle1"]:
+    for draft in args.draft or ["demo/eagle3", "demo/eagle1", "demo-dspark"]:
         for K in (1, 3, 5):
             llm = LLM(args.target, {"model": draft, "num_speculative_tokens": K, "adaptive": False})
             outputs = llm.generate(PROMPTS, params, use_tqdm=False)

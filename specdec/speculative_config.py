@@ -40,7 +40,9 @@ class SpeculativeConfig:
     COMMANDS = DRAFTING
 
     model: str | Path = field(
-        metadata=about('draft: directory, hub id or "demo"', flag="--draft", unset="no draft")
+        metadata=about(
+            'draft: directory, hub id, "demo" or "demo-dspark"', flag="--draft", unset="no draft"
+        )
     )
     num_speculative_tokens: int | str = option(
         AUTO,
@@ -124,7 +126,7 @@ class SpeculativeConfig:
         _refuse_other_drafts(self.method)
         check_described(self)
         if not isinstance(self.model, str | Path) or not str(self.model):
-            wanted = "give a directory, a hub id owner/name, demo or demo-experts"
+            wanted = "give a directory, a hub id owner/name, demo, demo-dspark or demo-experts"
             raise ValueError(f"model={self.model!r}: {wanted}")
         levels = self.num_speculative_tokens
         if not isinstance(levels, str):

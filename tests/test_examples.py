@@ -20,7 +20,7 @@ EXPECTED = {
     "chat.py": ("> class Stack(object):", "(64 of "),
     "stream.py": ("class Config(object):", "tokens of each piece: 1 "),
     "async_many.py": ("short: 16 tokens, ended by length", "ended by abort"),
-    "compare_drafts.py --max-tokens 8": ("demo/eagle1", "gave the same texts: True"),
+    "compare_drafts.py --max-tokens 8": ("demo/eagle1", "demo-dspark", "gave the same texts: True"),
     "sampling_seeds.py": (
         "same text: True",
         "another text:         True",

@@ -20,7 +20,7 @@ Speculation = Annotated[SpeculativeConfig | None, SpeculativeConfig]
 Engine = Annotated[EngineOptions, EngineConfig]
 Server = Annotated[dict[str, object], ServerOptions]
 TARGET = about('directory, hub id, or a bundled pair: "demo" or "demo-experts"', argument="TARGET")
-DRAFT = about('draft: directory, hub id or "demo"', argument="DRAFT")
+DRAFT = about('draft: directory, hub id, "demo" or "demo-dspark"', argument="DRAFT")
 JSON = "one JSON object on stdout and nothing else"
 DEVICE = "auto, cpu, cuda or cuda:N"
 WIDE_SHAPES = ("llama-8b", "llama-14b", "llama-1b", "tiny")
@@ -107,7 +107,8 @@ class InspectOptions:
 
     checkpoint: str = field(
         metadata=about(
-            'directory, hub id, "demo", "demo/eagle3" or "demo/eagle1"', argument="CHECKPOINT"
+            'directory, hub id, "demo", "demo/eagle3", "demo/eagle1" or "demo-dspark"',
+            argument="CHECKPOINT",
         )
     )
     target: str | None = option(None, "the target that a draft is meant for: checks more")
@@ -222,7 +223,9 @@ class TuneOptions:
     """
 
     target: str = field(metadata=TARGET)
-    draft: str | None = option(None, 'draft: directory, hub id or "demo"', unset="no draft")
+    draft: str | None = option(
+        None, 'draft: directory, hub id, "demo" or "demo-dspark"', unset="no draft"
+    )
     dtype: str = option("auto", "auto, bfloat16 or float16; auto is as the target is stored")
     again: bool = option(False, "also measure products that a table already has")
     json: bool = option(False, JSON)

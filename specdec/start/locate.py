@@ -21,9 +21,9 @@ _TARGETS = {
 }
 _DRAFTS = {
     **{"demo": "eagle3", "demo/eagle3": "eagle3", "demo/eagle1": "eagle1"},
+    **{"demo/dspark": "dspark", "demo-dspark": "dspark"},
     **{"demo-experts": "experts/eagle3", "demo-experts/eagle3": "experts/eagle3"},
 }
-PLACES = "a directory, a hub id owner/name, demo or demo-experts"
 DEMO_PARTS = {
     "target": _TARGETS,
     "tokenizer": _TARGETS,
@@ -78,7 +78,7 @@ def local_directory(name: str | Path, role: str) -> Path | None:
     ValueError for anything else.
     """
     if not isinstance(name, str | Path) or not str(name):
-        raise ValueError(f"{role} {name!r}: give {PLACES}")
+        raise ValueError(f"{role} {name!r}: give {_places(role)}")
     if str(name) in DEMO_PARTS[role]:
         return demo_directory(DEMO_PARTS[role][str(name)])
     path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such user
@@ -95,8 +95,13 @@ def local_directory(name: str | Path, role: str) -> Path | None:
         raise ValueError(f"{what}: no directory; {needed}")
     owner, _, rest = str(name).partition("/")
     if not (owner and rest) or "/" in rest or owner.startswith((".", "~")):
-        raise ValueError(f"{what}: no such directory (allowed: {PLACES})")
+        raise ValueError(f"{what}: no such directory (allowed: {_places(role)})")
     return None
+
+
+def _places(role: str) -> str:
+    *names, last = (name for name in DEMO_PARTS[role] if "/" not in name)
+    return f"a directory, a hub id owner/name, {', '.join(names)} or {last}"
 
 
 def _downloaded(name: str, role: str, hub: Hub) -> Path:

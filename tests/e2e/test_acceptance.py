@@ -9,11 +9,7 @@ from tests import naive_block, naive_eagle
 from tests.reference import Reference
 from weights.demo import demo_directory
 
-NAMES = {
-    "eagle3": "demo/eagle3",
-    "eagle1": "demo/eagle1",
-    "dspark": str(demo_directory("dspark")),
-}
+NAMES = {"eagle3": "demo/eagle3", "eagle1": "demo/eagle1", "dspark": "demo-dspark"}
 # from the pair's README, where a draft after the 160th token is not accepted
 FIGURES = [
     ("eagle3", 5, 1272, [884, 631, 458, 334, 256]),

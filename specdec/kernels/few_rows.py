@@ -188,10 +188,7 @@ def _count(where):
 def _copy(
     descs, ring, where, sizes, IS_GATED: gl.constexpr, WALKED: gl.constexpr, FORM: gl.constexpr
 ):
-    """Fill the ring, in one warp, weights first.
-
-    Nothing is divided for a stage: a warp takes as long for a quotient as memory for the stage.
-    """
+    """Fill the ring, in one warp, weights first; a quotient for each stage would hold it up."""
     STAGES: gl.constexpr = ring[0].shape[0]
     BLOCK_N: gl.constexpr = ring[0].shape[1]
     BLOCK_K: gl.constexpr = ring[0].shape[2]

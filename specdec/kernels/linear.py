@@ -8,7 +8,6 @@ product for every M, so that a row is always a column of the same instruction.
 `linear` gives the finished product of one split; `split_linear` leaves parts, of some splits each,
 to its reader, which adds them as it loads (add_rms_norm, rotate_and_store). Its weight may be some
 rows of another, or on several GPUs neighbouring columns, whose sum is one part of more.
-Tried and slower: weights in fp8, converted in registers, for which Triton 3.6 stalls tensor cores.
 """
 
 from typing import NamedTuple
@@ -67,8 +66,7 @@ class Sums(NamedTuple):
             rows_T = torch.arange(parts_STN.shape[1], device=parts_STN.device)
             parts_STN = parts_STN[self.places_TS.t().long(), rows_T]
         total_TN = parts_STN.new_zeros(parts_STN.shape[1:], dtype=torch.float32)
-        for part_TN, weight_T in zip(parts_STN, self.weights_TS.unbind(1), strict=True):
-            weight_T1 = weight_T[:, None]
+        for part_TN, weight_T1 in zip(parts_STN, self.weights_TS.split(1, 1), strict=True):
             total_TN = total_TN + weight_T1 * part_TN.float().where(weight_T1 != 0, 0.0)
         return total_TN
 

@@ -192,8 +192,8 @@ class BlockConfig:
         return num_drafts + (not self.anchor_proposes) if num_drafts else 0
 
     def is_read_again(self, name: str) -> bool:
-        """Whether each draft of a round reads the weight, not the first one alone."""
-        return name == "markov_head.markov_w2.weight"
+        """Return that no weight is: a round has one pass."""
+        return False
 
     def within(self, context: int) -> "BlockConfig":
         """Return it as it is: no layer has a window."""

@@ -5,8 +5,9 @@ import torch
 
 from scripts.dspark_head.accepted import num_equal
 from scripts.dspark_head.head import BLOCK, SIZES, TAPS, DSpark
-from scripts.dspark_head.make import load_target, save_head
+from scripts.dspark_head.make import save_head
 from scripts.dspark_head.train import step
+from scripts.experts_pair.publish import load_target
 from tests import naive_block
 from tests.block_pair import demo_target
 from tests.reference import Reference
@@ -22,7 +23,7 @@ CLOSE = {"rtol": 1e-3, "atol": 1e-3}
 def trainer():
     """The target, and a head whose weights are large enough for each to show."""
     torch.manual_seed(0)
-    target = load_target()
+    target = load_target(demo_directory("target"), SIZES)
     head = DSpark(SIZES, target.embed_tokens.weight, target.norm.weight)
     perturb(head)
     return target, head

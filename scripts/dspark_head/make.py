@@ -15,15 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 
 from scripts.dspark_head.accepted import accepted
 from scripts.dspark_head.head import BLOCK, MASK, NUM_LAYERS, RANK, SIZES, TAPS, DSpark
 from scripts.dspark_head.train import BATCH, train_head
 from scripts.experts_pair.corpus import BOS, EOS, make_corpus
-from scripts.experts_pair.publish import save_tensors
+from scripts.experts_pair.publish import load_target, save_tensors
 from scripts.experts_pair.rows import Rows
-from scripts.experts_pair.target import Target
 from weights.demo import demo_directory
 
 SAVING = 3.0  # seconds, for what is written after training
@@ -48,7 +46,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each number of keys
-    target = load_target().to(given.device)
+    target = load_target(demo_directory("target"), SIZES).to(given.device)
     seconds = given.seconds - SAVING - (time.monotonic() - start)
     head = train_head(target, Rows(corpus, given.device), seconds, given.device)
     save_head(head, given.out)
@@ -57,14 +55,6 @@ def main() -> None:
         num_rounds, at = accepted(target, head, K)
         shown, mean = " ".join(map(str, at)), 1 + sum(at) / num_rounds
         print(f"| K = {K}, 24 prompts | {num_rounds:,} | {shown} | {mean:.3f} |", flush=True)
-
-
-def load_target() -> Target:
-    """Read the bundled target."""
-    files = sorted(demo_directory("target").glob("*.safetensors"))
-    target = Target(SIZES)
-    target.adopt({name: weight for file in files for name, weight in load_file(file).items()})
-    return target.requires_grad_(False)
 
 
 def save_head(head: DSpark, directory: Path) -> None:

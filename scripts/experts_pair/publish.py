@@ -76,11 +76,12 @@ def save_head(head: Eagle3, sizes: Sizes, directory: Path) -> None:
     save_tensors(head.published(sizes.V), directory)
 
 
-def load_target(directory: Path) -> Target:
-    """Read what save_target wrote, to train another head for it."""
-    target = Target(Sizes())
-    target.adopt(load_file(directory / "model.safetensors"))
-    return target
+def load_target(directory: Path, sizes: Sizes | None = None) -> Target:
+    """Read a target to train a head for. sizes: None: of what save_target wrote"""
+    target = Target(sizes or Sizes())
+    files = sorted(directory.glob("*.safetensors"))
+    target.adopt({name: weight for file in files for name, weight in load_file(file).items()})
+    return target.requires_grad_(False)
 
 
 def save_tensors(tensors: dict[str, Tensor], directory: Path) -> None:

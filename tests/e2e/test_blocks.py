@@ -206,7 +206,7 @@ def test_texts_do_not_depend_on_rows_and_blocks_that_vary(
     assert {PLAIN} < {*stats.rounds} <= {PLAIN, chain(3), chain(5)}
     assert 0 < stats.num_wasted < stats.num_rows
     assert (llm.engine.planner.factors != 1).any()
-    assert (accepted_by(llm) > 3) == (kind not in ("dflash", "rnn"))  # which know no bigrams
+    assert accepted_by(llm) > 3 or kind in ("dflash", "rnn")  # which know no bigrams
     assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
 
 

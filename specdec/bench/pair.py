@@ -29,11 +29,10 @@ from weights.load import LoadedEagle, LoadedTarget
 
 PLAIN = Drafting(0)
 HEAD = "lm_head.weight"
-MARKOV = "markov_head.markov_w"  # of the second chains read what candidates have
 SELECTOR = "candidate_selector."
-# a pass reads only a few rows of them
+# a pass reads only a few rows of them: of markov_w2 those of candidates, where it drafts chains
 TABLES = (
-    *("embed_tokens.weight", "d2t", f"{MARKOV}1.weight", f"{MARKOV}2.weight"),
+    *("embed_tokens.weight", "d2t", "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"),
     *(f"{SELECTOR}predecessor_codebook", f"{SELECTOR}successor_codebook"),
 )
 NO_PREFILL_GRAPHS = {"target_prefill": "NONE", "draft_prefill": "FULL_DECODE_ONLY"}

@@ -203,7 +203,7 @@ def _copy(
     for i in range(ahead):
         _copy_x(descs, ring, m0, start + i * BLOCK_K, i, FORM)
     at = ahead
-    turn = 1  # of the barriers, which have been waited for once before the first
+    turn = 1  # new barriers let it pass, as if their stages had been emptied
     for tile in range(_count(where)):
         n0, m0 = _place(tile, where, BLOCK_N, BLOCK_M)
         for i in range(gl.where(tile == 0, ahead, 0), blocks):

@@ -306,7 +306,8 @@ def work() -> None:
         if os.fork() == 0:
             for other in pipes:
                 os.close(other)
-            with suppress(EOFError), Connection(own) as pipe:
+            # until the engine ends, or is killed while a kernel compiles
+            with suppress(EOFError, ConnectionError), Connection(own) as pipe:
                 while True:
                     pipe.send_bytes(_compile(pipe.recv_bytes()))
             os._exit(0)

@@ -4,11 +4,13 @@ import inspect
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import Future
+from multiprocessing.connection import Connection
 from types import SimpleNamespace
 
 import pytest
@@ -181,3 +183,20 @@ def test_processes_compile_into_the_cache_and_tell_what_went_wrong(tmp_path):
     assert not found["started for nothing"]
     assert found["elsewhere"] == [False, True]
     assert not found["in this thread"]
+
+
+def test_processes_end_quietly_where_the_engine_is_killed_meanwhile():
+    """Its ends of the pipes are closed before they answer."""
+    ours, theirs = socket.socketpair()
+    done = subprocess.Popen(
+        [sys.executable, "-c", compilations.PROGRAM, str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    theirs.close()
+    pipe = Connection(ours.detach())
+    pipe.send_bytes(b"no job")
+    pipe.close()
+    assert done.communicate(timeout=60)[1] == ""
+    assert done.returncode == 0

@@ -115,8 +115,12 @@ def launch_add_rms_norm(
     weight_D: Tensor,
     eps: float,
     tap_TD: Tensor | None,
+    plain_TD: Tensor | None = None,
 ) -> Tensor:
-    """Write normed rows, or with scales their codes, to `out_TD`; returns the stream."""
+    """Write normed rows, or with scales their codes, to `out_TD`; returns the stream.
+
+    plain_TD: beside codes receives the rows too
+    """
     assert residual_TD.stride(1) == 1, residual_TD.stride()
     assert x.parts_STN.is_contiguous(), x.parts_STN.stride()
     _, T, D = x.parts_STN.shape
@@ -133,6 +137,7 @@ def launch_add_rms_norm(
         **flags,
         **options,
         **_terms(x),
+        plain_ptr=plain_TD,
     )
     return stream_TD
 
@@ -171,6 +176,7 @@ def _add_rms_norm_kernel(
     scales_ptr=None,  # of codes
     stride_scales=0,  # from a group to the next
     IS_BLOCK: tl.constexpr = False,
+    plain_ptr=None,  # [T, D], beside codes
 ):
     let_the_next_start(PDL)
     t = tl.program_id(0).to(tl.int64)
@@ -193,6 +199,8 @@ def _add_rms_norm_kernel(
     if scales_ptr is None:
         store_kept(out_ptr + t * D + d, y, inside)
     else:
+        if plain_ptr is not None:
+            store_kept(plain_ptr + t * D + d, y, inside)
         store_codes(out_ptr, scales_ptr, y.to(tl.float32), t, 0, D, stride_scales, IS_BLOCK)
 
 

@@ -21,6 +21,7 @@ _TYPES: dict[object, str] = {
 _RESULTS: dict[object, str] = {
     **{Tensor: "Tensor", tuple[Tensor, Tensor]: "(Tensor, Tensor)"},
     tuple[Tensor, Tensor, Tensor]: "(Tensor, Tensor, Tensor)",
+    tuple[Tensor, Tensor, Tensor, Tensor]: "(Tensor, Tensor, Tensor, Tensor)",
     type(None): "()",
 }
 

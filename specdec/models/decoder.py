@@ -50,11 +50,10 @@ class DecoderLayer(nn.Module):
         forms = kind.forms
         self.input_layernorm = norm_before(forms.qkv_proj, D, eps, reader)
         self.self_attn = Attention(kind, index, rope, D, exchange)
-        # a router reads plain rows; its layer's forms of an MLP are plain
-        self.post_attention_layernorm = norm_before(
-            forms.gate_up_proj, D, eps, reads_share(exchange)
-        )
         experts = local_kind(kind, exchange).experts
+        has_router = experts is not None
+        form = forms.gate_up_proj if experts is None else experts.form
+        self.post_attention_layernorm = norm_before(form, D, eps, reads_share(exchange), has_router)
         self.mlp = MLP(kind, exchange) if experts is None else Experts(D, experts)
 
     def forward(self, normed: Tensor | Quantised, stream_TD: Tensor) -> tuple[Sums, Tensor]:

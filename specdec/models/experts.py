@@ -18,7 +18,7 @@ from specdec.kernels.fp8.weight import E4M3, num_groups
 from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
 from specdec.models.attention import cache_slots
-from specdec.models.layers import Linear, parameter
+from specdec.models.layers import Linear, Quantised, parameter
 from weights.config import ExpertsConfig
 from weights.shard import WHOLE
 
@@ -39,22 +39,24 @@ class Experts(nn.Module):
         self.gate = Linear(hidden_size, config.num, config.has_biases)
         self.experts = ExpertWeights(hidden_size, config)
 
-    def forward(self, x_TD: Tensor, rows_T: Tensor | None = None) -> Sums:
-        """rows: which rows of the pass these are; None: all, in order."""
+    def forward(self, x: Tensor | Quantised, rows_T: Tensor | None = None) -> Sums:
+        """x: with its plain rows. rows: which rows of the pass these are; None: all, in order."""
         config = self.config
+        x_TD, codes = (x, None) if isinstance(x, Tensor) else (x.plain_TD, x.rows)
+        assert x_TD is not None, "a router reads plain rows"
         logits = router_logits(x_TD, self.gate.weight, self.gate.bias)
         weights = self.experts.weights
         choice = logits, config.per_token, config.renormalise, rows_T
         if config.shard != WHOLE:
             held = config.held
             ids, shares, places = choose_of_held(*choice, held.start, len(held))
-            sums = experts_mlp(x_TD, ids, shares, *weights, config.clamp)
+            sums = experts_mlp(x_TD, ids, shares, *weights, config.clamp, codes)
             return sums._replace(places_TS=places)
         chosen = choose_experts(*choice)
         other = None if torch.compiler.is_compiling() else backend.get().experts
         if other is not None:
             return Sums(other(x_TD, *chosen, *self.experts.plain_weights)[None], None)
-        return experts_mlp(x_TD, *chosen, *weights, config.clamp)
+        return experts_mlp(x_TD, *chosen, *weights, config.clamp, codes)
 
 
 class ExpertWeights(nn.Module):

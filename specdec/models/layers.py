@@ -10,7 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from specdec.kernels.fp8.norms import fp8_add_rms_norm, fp8_rms_norm
+from specdec.kernels.fp8.norms import (
+    fp8_add_rms_norm,
+    fp8_and_plain_add_rms_norm,
+    fp8_rms_norm,
+)
 from specdec.kernels.fp8.products import fp8_gate_up, fp8_linear, fp8_split_linear
 from specdec.kernels.fp8.quantise import quantise, row_peaks
 from specdec.kernels.fp8.weight import E4M3, Fp8, Fp8Rows, num_groups
@@ -33,6 +37,7 @@ class Quantised(NamedTuple):
 
     rows: Fp8Rows
     dtype: torch.dtype
+    plain_TD: Tensor | None = None  # the rows themselves, which routers read
 
 
 class Linear(nn.Module):
@@ -165,14 +170,26 @@ class RMSNorm(nn.Module):
 
 
 class QuantisingNorm(nn.Module):
-    """RMSNorm whose rows only products of FP8 read: it leaves their codes. form: of the weights"""
+    """RMSNorm whose rows only products of FP8 read: it leaves their codes.
 
-    def __init__(self, width: int, eps: float, form: Form, reader: Reader = add_rms_norm) -> None:
+    form:       of the weights
+    keeps_rows: `add` leaves the rows too
+    """
+
+    def __init__(
+        self,
+        width: int,
+        eps: float,
+        form: Form,
+        reader: Reader = add_rms_norm,
+        keeps_rows: bool = False,
+    ) -> None:
         super().__init__()
         self.weight = parameter(width)
         self.eps = eps
         self._is_block = form == "fp8 block"
         self._reader = reader
+        self._keeps_rows = keeps_rows
 
     def forward(self, x_TD: Tensor) -> Quantised:
         rows = fp8_rms_norm(x_TD, self.weight, self.eps, self._is_block)
@@ -183,23 +200,28 @@ class QuantisingNorm(nn.Module):
     ) -> tuple[Quantised, Tensor]:
         """Do what RMSNorm.add does."""
         norm = self.weight, self.eps
-        if self._reader is add_rms_norm:
-            given = x, residual_TD, *norm, self._is_block, tap_TD
-            rows, stream_TD = fp8_add_rms_norm(*given)
-        else:  # ranks gather normed rows
+        normed_TD = None
+        given = x, residual_TD, *norm, self._is_block, tap_TD
+        if self._reader is not add_rms_norm:  # ranks gather normed rows
             normed_TD, stream_TD = self._reader(x, residual_TD, *norm, tap_TD)
             rows = quantise(normed_TD, self._is_block)
-        return Quantised(rows, residual_TD.dtype), stream_TD
+        elif self._keeps_rows:
+            rows, normed_TD, stream_TD = fp8_and_plain_add_rms_norm(*given)
+        else:
+            rows, stream_TD = fp8_add_rms_norm(*given)
+        return Quantised(rows, residual_TD.dtype, normed_TD), stream_TD
 
 
 Norm = RMSNorm | QuantisingNorm
 
 
-def norm_before(form: Form, width: int, eps: float, reader: Reader) -> Norm:
-    """Make the norm whose rows one product of this form reads."""
-    if form == "plain":
-        return RMSNorm(width, eps, reader)
-    return QuantisingNorm(width, eps, form, reader)
+def norm_before(
+    form: Form, width: int, eps: float, reader: Reader, keeps_rows: bool = False
+) -> Norm:
+    """Make the norm whose rows one product of this form reads, and with `keeps_rows` a router."""
+    if form.startswith("fp8"):
+        return QuantisingNorm(width, eps, form, reader, keeps_rows)
+    return RMSNorm(width, eps, reader)
 
 
 def reads_all(exchange: Exchange | None) -> Reader:

@@ -37,22 +37,28 @@ def fp8_sums(
     total = tl.zeros((BLOCK_N, pair.shape[0]), tl.float32)
     up = total
     blocks = tl.cdiv(K, BLOCK_K)
+    if IS_BLOCK:  # scales are asked for a block before they are needed
+        x_next = tl.load(x_scale_at, mask=has_row, other=0.0)
+        w_next = tl.load(w_scale_at, mask=n < N, other=0.0)
+        if IS_GATED:
+            up_next = tl.load(w_scale_at + N, mask=n < N, other=0.0)
     for i in range(blocks):
+        if IS_BLOCK:
+            x_scale, w_scale = x_next[None, :], w_next[:, None]
+            x_scale_at += stride_scales
+            w_scale_at += num_n
+            has_next = i + 1 < blocks
+            x_next = tl.load(x_scale_at, mask=has_row & has_next, other=0.0)
+            w_next = tl.load(w_scale_at, mask=(n < N) & has_next, other=0.0)
+            if IS_GATED:
+                up_scale = up_next[:, None]
+                up_next = tl.load(w_scale_at + N, mask=(n < N) & has_next, other=0.0)
         x = columns_of(x_at, pair, i * BLOCK_K + tl.arange(0, BLOCK_K), K, IS_WHOLE)
         part = tl.dot(w_desc.load([row, i * BLOCK_K]), x)
-        if IS_BLOCK:
-            x_scale = tl.load(x_scale_at + i * stride_scales, mask=has_row, other=0.0)[None, :]
-            w_scale = tl.load(w_scale_at + i * num_n, mask=n < N, other=0.0)[:, None]
-            total = promoted(total, part, w_scale, x_scale)
-        else:
-            total = add_now(total, part)
+        total = promoted(total, part, w_scale, x_scale) if IS_BLOCK else add_now(total, part)
         if IS_GATED:
             part = tl.dot(w_desc.load([row + N, i * BLOCK_K]), x)
-            if IS_BLOCK:
-                up_scale = tl.load(w_scale_at + i * num_n + N, mask=n < N, other=0.0)[:, None]
-                up = promoted(up, part, up_scale, x_scale)
-            else:
-                up = add_now(up, part)
+            up = promoted(up, part, up_scale, x_scale) if IS_BLOCK else add_now(up, part)
     if not IS_BLOCK:
         x_scale = tl.load(x_scale_at, mask=has_row, other=0.0)[None, :]
         total = times(times(total, x_scale), tl.load(w_scale_at, mask=n < N, other=0.0)[:, None])

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.kernels import pick
+from specdec.kernels import use_triton
 from specdec.kernels.experts.group import group_ref
 from specdec.kernels.experts.mxfp4 import dequantised_ref
 from specdec.kernels.experts.products import launch_expert_parts
 from specdec.kernels.experts.weight import Weight
 from specdec.kernels.fp8.quantise import quantise_ref
-from specdec.kernels.fp8.weight import E4M3, GROUP, num_groups
+from specdec.kernels.fp8.weight import E4M3, GROUP, Fp8Rows, num_groups
 from specdec.kernels.invariant import ALIGN, ROWS, blocked_exp
 from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
@@ -33,23 +33,31 @@ def experts_mlp(
     gate_up: Weight,
     down: Weight,
     clamp: tuple[float, float] | None = None,
+    codes: Fp8Rows | None = None,
 ) -> Sums:
     """Apply each row's experts. The parts are [k, T, D] in x's dtype; a row of padding has any.
 
     ids_TS, weights_TS: of `route`; an id E is no expert, and its weight is 0
     gate_up, down:      [E, 2I, D], each expert's gate rows before its up rows, and [E, D, I]
     clamp:              limit and alpha of the clamped SwiGLU; None: the plain one
+    codes:              of x, for weights of 8 bits; None: they are made here
     No launch since the last synchronisation may write the weights.
     """
-    return Sums(_expert_parts(x_TD, ids_TS, gate_up, down, clamp), None, weights_TS)
+    return Sums(_expert_parts(x_TD, ids_TS, gate_up, down, clamp, codes), None, weights_TS)
 
 
-@opaque(lambda x, ids, gate_up, down, clamp: x.new_empty(ids.shape[1], *x.shape))
+@opaque(lambda x, ids, gate_up, down, clamp, codes: x.new_empty(ids.shape[1], *x.shape))
 def _expert_parts(
-    x_TD: Tensor, ids_TS: Tensor, gate_up: Weight, down: Weight, clamp: tuple[float, float] | None
+    x_TD: Tensor,
+    ids_TS: Tensor,
+    gate_up: Weight,
+    down: Weight,
+    clamp: tuple[float, float] | None,
+    codes: Fp8Rows | None,
 ) -> Tensor:
-    launch = pick(x_TD, launch_expert_parts, expert_parts_ref)
-    return launch(x_TD, ids_TS, gate_up, down, clamp)
+    if not use_triton(x_TD):
+        return expert_parts_ref(x_TD, ids_TS, gate_up, down, clamp)
+    return launch_expert_parts(x_TD, ids_TS, gate_up, down, clamp, codes=codes)
 
 
 def expert_parts_ref(

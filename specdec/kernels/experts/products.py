@@ -26,6 +26,7 @@ from specdec.kernels.experts.pairs import (
 from specdec.kernels.experts.tiles import COMPUTING_ROWS, ExpertTiles, expert_tiles
 from specdec.kernels.experts.weight import Weight
 from specdec.kernels.fp8.quantise import launch_quantise
+from specdec.kernels.fp8.weight import Fp8Rows
 from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import describe
 from specdec.kernels.needed import need
@@ -41,8 +42,13 @@ def launch_expert_parts(
     down: Weight,
     clamp: tuple[float, float] | None = None,
     tiles: ExpertTiles | None = None,
+    codes: Fp8Rows | None = None,
 ) -> Tensor:
-    """Leave [k, T, D]. tiles: None: the rule's, as everywhere but in tuning and tests."""
+    """Leave [k, T, D].
+
+    tiles: None: the rule's, as everywhere but in tuning and tests
+    codes: of x; None: they are made here, where the weights have 8 bits
+    """
     (T, k), D = ids_TS.shape, x_TD.shape[1]
     E, I = gate_up.num_experts, gate_up.num_rows // 2
     assert x_TD.stride(1) == 1, x_TD.stride()
@@ -54,7 +60,8 @@ def launch_expert_parts(
     h_PI, y_STD = x_TD.new_empty(T * k, I), x_TD.new_empty(k, T, D)
     limit, alpha = (None, None) if clamp is None else clamp
     activation = {"IS_GATED": True, "LIMIT": limit, "ALPHA": alpha}
-    _launch(h_PI, _rows(x_TD, gate_up), gate_up, pairs, ids_TS, tiles.gate_up, activation)
+    rows = _rows(x_TD, gate_up) if codes is None else codes
+    _launch(h_PI, rows, gate_up, pairs, ids_TS, tiles.gate_up, activation)
     is_gated = {"IS_GATED": False}
     _launch(y_STD, _rows(h_PI, down), down, pairs, ids_TS, tiles.down, is_gated)
     return y_STD

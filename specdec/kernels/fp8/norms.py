@@ -1,6 +1,6 @@
 """Norms that leave codes: norms.py's, quantised in the kernel that makes them.
 
-The codes are those of `quantise` on the rounded norm. The norm itself is not written.
+The codes are those of `quantise` on the rounded norm, which is written where asked for alone.
 """
 
 import torch
@@ -17,6 +17,7 @@ from specdec.kernels.norms import (
     rms_norm_ref,
 )
 from specdec.kernels.opaque import opaque
+from specdec.kernels.tiles import empty_rows
 
 
 def fp8_rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float, is_block: bool) -> Fp8Rows:
@@ -73,3 +74,43 @@ def _fp8_add_rms_norm(
     T, D = residual_TD.shape
     rows = room_for_codes(T, D, is_block, residual_TD.device)
     return *rows, launch_add_rms_norm(*rows, x, residual_TD, weight_D, eps, tap_TD)
+
+
+def fp8_and_plain_add_rms_norm(
+    x: Sums,
+    residual_TD: Tensor,
+    weight_D: Tensor,
+    eps: float,
+    is_block: bool,
+    tap_TD: Tensor | None = None,
+) -> tuple[Fp8Rows, Tensor, Tensor]:
+    """Do what `fp8_add_rms_norm` does; between codes and stream, the norm that has these codes."""
+    given = x, residual_TD, weight_D, eps, is_block, tap_TD
+    codes, scales, normed_TD, stream_TD = _fp8_and_plain_add_rms_norm(*given)
+    return Fp8Rows(codes, scales), normed_TD, stream_TD
+
+
+@opaque(
+    lambda x, residual, weight, eps, is_block, tap: (
+        *empty_codes(residual, is_block),
+        torch.empty_like(residual),
+        torch.empty_like(residual),
+    ),
+    "tap_TD",
+)
+def _fp8_and_plain_add_rms_norm(
+    x: Sums,
+    residual_TD: Tensor,
+    weight_D: Tensor,
+    eps: float,
+    is_block: bool,
+    tap_TD: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if not use_triton(residual_TD):
+        normed_TD, stream_TD = add_rms_norm_ref(x, residual_TD, weight_D, eps, tap_TD)
+        return *quantise_ref(normed_TD, is_block), normed_TD, stream_TD
+    T, D = residual_TD.shape
+    rows = room_for_codes(T, D, is_block, residual_TD.device)
+    normed_TD = empty_rows(residual_TD, T, D)
+    stream_TD = launch_add_rms_norm(*rows, x, residual_TD, weight_D, eps, tap_TD, normed_TD)
+    return *rows, normed_TD, stream_TD

@@ -4,7 +4,8 @@ python -m tests.specdec.kernels.compile_experts [all]
 
 Prints a line for each kernel: its name, bytes of shared memory, bytes of spilled registers, and the
 columns of its products; then, where these read W from registers, how many of them may still run
-when the next ones are written. all: every candidate's tiles, else the likeliest.
+when the next ones are written; of 8 bits in blocks, how many numbers are loaded after a product has
+begun. all: every candidate's tiles, else the likeliest.
 """
 
 import inspect
@@ -109,16 +110,20 @@ def show(kernel, types, constants, num_warps, num_stages=3) -> None:
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(kernel, signature, values, attributes)
     options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": True}
-    report(triton.compile(source, target=HOPPER, options=options), kernel.fn.__name__)
+    compiled = triton.compile(source, target=HOPPER, options=options)
+    report(compiled, kernel.fn.__name__, constants.get("IS_BLOCK") and "w" in names)
 
 
-def report(compiled, name) -> None:
+def report(compiled, name, is_block) -> None:
     ptx = compiled.asm["ptx"]
     columns = set(re.findall(r"wgmma\.mma_async\S*?m64n(\d+)k(?:16|32)", ptx)) or {"0"}
     running = ()
     if re.search(r"wgmma\.mma_async[^;]*?\}, *\{", ptx):
         waits = re.findall(r"wgmma\.wait_group\S* (\d+)", ptx)
         running = "running", max(map(int, waits))
+    if is_block:
+        _, after = ptx.split("wgmma.mma_async", 1)
+        running = "late", after.count("ld.global")
     print(name, compiled.metadata.shared, spilled_bytes(ptx), *columns, *running)
 
 

@@ -209,6 +209,9 @@ def test_kernels_compile_for_a_hopper_gpu(which):
         assert int(shared) <= SHARED_MEMORY
         assert num_spilled == "0", name
         assert (columns != ["0"]) == (name == multiply)  # on tensor cores
+    of_blocks = [line for line in found if "late" in line]  # their scales are asked for in time
+    assert len(of_blocks) >= 2
+    assert all(line[-2:] == ["late", "0"] for line in of_blocks), of_blocks
 
 
 @pytest.mark.gpu

@@ -9,7 +9,11 @@ from specdec.kernels.experts.mlp import expert_parts_ref
 from specdec.kernels.experts.products import launch_expert_parts
 from specdec.kernels.experts.tiles import expert_tiles
 from specdec.kernels.fp8 import norms, products
-from specdec.kernels.fp8.norms import fp8_add_rms_norm, fp8_rms_norm
+from specdec.kernels.fp8.norms import (
+    fp8_add_rms_norm,
+    fp8_and_plain_add_rms_norm,
+    fp8_rms_norm,
+)
 from specdec.kernels.fp8.products import (
     fp8_gate_up_ref,
     fp8_linear_ref,
@@ -23,7 +27,7 @@ from specdec.kernels.fp8.quantise import empty_codes, launch_quantise, quantise,
 from specdec.kernels.fp8.weight import E4M3, Fp8, Fp8Rows
 from specdec.kernels.linear import Sums
 from specdec.kernels.needed import needed_while
-from specdec.kernels.norms import add_rms_norm_ref, rms_norm_ref
+from specdec.kernels.norms import add_rms_norm_ref, launch_add_rms_norm, rms_norm_ref
 from specdec.kernels.sum_order import add_parts
 from tests.specdec.kernels.expert_cases import choices
 from tests.specdec.kernels.fp8_cases import fp8_experts, fp8_weight, hard_rows, in_float64, same
@@ -158,12 +162,24 @@ def test_norms_leave_the_codes_of_the_norm(exact_device, D, is_block, monkeypatc
     shares = torch.rand(5, 2, device=exact_device)
     for sums in (Sums(parts, weight[0]), Sums(parts.half(), None, shares)):
         tap = torch.zeros_like(residual)
-        found, stream = fp8_add_rms_norm(sums, residual, weight[0], 1e-5, is_block, tap)
-        expected, expected_stream = add_rms_norm_ref(sums, residual, weight[0], 1e-5)
+        given = sums, residual, weight[0], 1e-5
+        found, stream = fp8_add_rms_norm(*given, is_block, tap)
+        expected, expected_stream = add_rms_norm_ref(*given)
         assert torch.equal(stream, tap)
+        both, plain, again = fp8_and_plain_add_rms_norm(*given, is_block, tap.zero_())
+        assert same(both, found)
+        assert torch.equal(plain, launched_norm(*given))
+        assert torch.equal(again, stream)
+        assert torch.equal(tap, stream)
         torch.testing.assert_close(stream, expected_stream)
         if torch.equal(stream, expected_stream):  # interpreted; a GPU adds experts in one rounding
             assert same(found, quantise_ref(expected, is_block))
+
+
+def launched_norm(x, residual, weight, eps):
+    out = torch.empty_like(residual)
+    launch_add_rms_norm(out, None, x, residual, weight, eps, None)
+    return out
 
 
 @FORMS
@@ -176,8 +192,11 @@ def test_experts_have_the_bits_of_dense_products(exact_device, T, is_block):
     ids = choices(T, E, k, exact_device)
     tiles = expert_tiles(T, k, E, D, I, x.dtype, "fp8")
     expected = one_by_one(x, ids, weights)
+    codes = launch_quantise(x, is_block)
     for each in {tiles, tiles._replace(is_sorted=True)}:
         assert torch.equal(launch_expert_parts(x, ids, *weights, None, each), expected)
+        noise = torch.full_like(x, torch.nan)  # with codes of x nothing reads x
+        assert torch.equal(launch_expert_parts(noise, ids, *weights, None, each, codes), expected)
     twin = expert_parts_ref(x, ids, *weights)
     torch.testing.assert_close(twin, expected, rtol=1e-2, atol=5e-2)
 

@@ -37,18 +37,16 @@ def fp8_sums(
     total = tl.zeros((BLOCK_N, pair.shape[0]), tl.float32)
     up = total
     blocks = tl.cdiv(K, BLOCK_K)
-    if IS_BLOCK:  # scales are asked for a block before they are needed
-        x_next = tl.load(x_scale_at, mask=has_row, other=0.0)
+    if IS_BLOCK:  # scales are asked for in time: those of x by the product, W's a block earlier
         w_next = tl.load(w_scale_at, mask=n < N, other=0.0)
         if IS_GATED:
             up_next = tl.load(w_scale_at + N, mask=n < N, other=0.0)
     for i in range(blocks):
         if IS_BLOCK:
-            x_scale, w_scale = x_next[None, :], w_next[:, None]
-            x_scale_at += stride_scales
+            x_scale = tl.load(x_scale_at + i * stride_scales, mask=has_row, other=0.0)[None, :]
+            w_scale = w_next[:, None]
             w_scale_at += num_n
             has_next = i + 1 < blocks
-            x_next = tl.load(x_scale_at, mask=has_row & has_next, other=0.0)
             w_next = tl.load(w_scale_at, mask=(n < N) & has_next, other=0.0)
             if IS_GATED:
                 up_scale = up_next[:, None]

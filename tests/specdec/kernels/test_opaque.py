@@ -76,13 +76,16 @@ def test_the_shapes_that_the_compiler_is_told_are_the_true_ones(T, device):
     shares = torch.rand(T, 2, device=device)
     check("add_rms_norm", parts, norm, None, 1.0, None, x, norm, 1e-5, out)
     check("add_rms_norm", parts, None, shares, 0.5, None, x, norm, 1e-5, None)
+    sums = parts, None, shares, 1.0, None
+    check("fp8_and_plain_add_rms_norm", *sums, x, norm, 1e-5, True, out)
     check("add", parts, None, None, 1.0, None, x, out)
     check("router_sums", x, w)
     ids = torch.arange(T, device=device).int()[:, None] % 4
     gate_up, down = torch.rand(3, 32, D, device=device), w[:48].view(3, D, 16)
-    check("expert_parts", x, ids, gate_up, None, None, down, None, None, None, None)
+    check("expert_parts", x, ids, gate_up, None, None, down, *[None] * 6)
     biases = torch.rand(3, 32, device=device), torch.rand(3, D, device=device)
-    check("expert_parts", x, ids, gate_up, None, biases[0], down, None, biases[1], 1.5, 1.0)
+    weights = gate_up, None, biases[0], down, None, biases[1]
+    check("expert_parts", x, ids, *weights, 1.5, 1.0, None, None)
     check("take_rows", x.view(T, 2, -1), y, torch.tensor([T - 1, 0], device=device))
 
 

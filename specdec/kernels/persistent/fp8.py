@@ -4,12 +4,10 @@ A group waits for a block's products and adds them to its sums, while the tensor
 the other groups. Gate and up rows, and a tail, follow each other, in the same accumulators.
 """
 
-from specdec.kernels import HAS_TRITON, barrier, constexpr_function, gl, gluon_jit, hopper
+from specdec.kernels import barrier, constexpr_function, gl, gluon_jit, hopper
 from specdec.kernels.fp8.promote import begun, channel_scaled, column_of_ring, promoted, row_of_ring
 from specdec.kernels.persistent.blocks import rows_of_group, zeros
 from specdec.kernels.sum_order import split_blocks
-
-AT_ONCE = gl.constexpr(32) if HAS_TRITON else 32  # columns whose scales are in registers
 
 
 @gluon_jit
@@ -64,15 +62,13 @@ def _add_pair(
     second = (step + 1) % STAGES
     a = _begin_block(ring, step, nothing[0], VARIANT, GROUP, IS_CUT)
     b = _begin_block(ring, step + 1, nothing[0], VARIANT, GROUP, IS_CUT)
-    scales = _first_scales(ring, first, ring.w_scales, sums[0], VARIANT, GROUP, 0)
     a = hopper.warpgroup_mma_wait(1, [a])
-    total = _promoted(ring, first, scales, sums[0], a, VARIANT, 0)
+    total = _promoted(ring, first, ring.w_scales, sums[0], a, VARIANT, GROUP, 0)
     if VARIANT.form == "block":
         barrier()  # all warps have read the scales
     hopper.mbarrier.arrive(ring.empty.index(first))
-    scales = _first_scales(ring, second, ring.w_scales, total, VARIANT, GROUP, 0)
     b = hopper.warpgroup_mma_wait(0, [b])
-    total = _promoted(ring, second, scales, total, b, VARIANT, 0)
+    total = _promoted(ring, second, ring.w_scales, total, b, VARIANT, GROUP, 0)
     if VARIANT.form == "block":
         barrier()
     hopper.mbarrier.arrive(ring.empty.index(second))
@@ -142,82 +138,56 @@ def _added(
     FIRST: gl.constexpr,
 ):
     """Multiply tiles and add them to a sum. FIRST: of the stage's rows of x, that of this tile."""
-    part = begun(w, x.permute((1, 0)), nothing)
-    scales = _first_scales(ring, at, w_scales, total, VARIANT, GROUP, FIRST)
-    part = hopper.warpgroup_mma_wait(0, [part])
-    return _promoted(ring, at, scales, total, part, VARIANT, FIRST)
+    part = hopper.warpgroup_mma_wait(0, [begun(w, x.permute((1, 0)), nothing)])
+    return _promoted(ring, at, w_scales, total, part, VARIANT, GROUP, FIRST)
 
 
 @gluon_jit
-def _first_scales(
-    ring, at, w_scales, total, VARIANT: gl.constexpr, GROUP: gl.constexpr, FIRST: gl.constexpr
+def _promoted(
+    ring,
+    at,
+    w_scales,
+    total,
+    part,
+    VARIANT: gl.constexpr,
+    GROUP: gl.constexpr,
+    FIRST: gl.constexpr,
 ):
-    """Load what a block's first columns are multiplied by, while the tensor cores multiply.
-
-    FIRST: of the stage's rows of x, that of this tile
-    """
+    """Add a block's sums. FIRST: of the stage's rows of x, that of this tile."""
     if VARIANT.form == "block":
         COUNT: gl.constexpr = 1 if VARIANT.is_shared else 64
-        columns = _first_columns(total)
-        w_scale = column_of_ring(w_scales, at, columns, GROUP * 64, COUNT)
-        return w_scale, row_of_ring(ring.x_scales, at, columns, FIRST)
-    else:
-        return total, total
-
-
-@gluon_jit
-def _promoted(ring, at, scales, total, part, VARIANT: gl.constexpr, FIRST: gl.constexpr):
-    """Add a block's sums. scales: of its first columns. FIRST: as there"""
-    if VARIANT.form == "block":
-        w_scale, x_scale = scales
-        END: gl.constexpr = FIRST + total.shape[1]
-        total, _ = _by_columns(ring.x_scales, at, w_scale, x_scale, total, part, FIRST, END)
-        return total
+        return _by_halves(w_scales, ring.x_scales, at, total, part, GROUP * 64, FIRST, COUNT)
     else:
         return promoted(total, part, total, total, "channel")
 
 
 @gluon_jit
-def _by_columns(
-    x_scales, at, w_scale, x_scale, total, part, FIRST: gl.constexpr, END: gl.constexpr
+def _by_halves(
+    w_scales,
+    x_scales,
+    at,
+    total,
+    part,
+    ROW: gl.constexpr,
+    FIRST: gl.constexpr,
+    COUNT: gl.constexpr,
 ):
-    """Add a block's sums to 32 columns at a time, and load the scales of the next ones beside it.
-
-    x_scale: of the first columns; returns the total, and the scale of what comes after it, up to
-    END. Registers hold the scales of two such parts, not of all.
-    """
+    """Add a block's sums, half of the columns at a time, lest all scales are in registers."""
+    ROWS: gl.constexpr = total.shape[0]
     COLUMNS: gl.constexpr = total.shape[1]
-    if COLUMNS <= AT_ONCE:
-        x_next = x_scale
-        if FIRST + COLUMNS < END:
-            x_next = row_of_ring(x_scales, _known_later(at), total, FIRST + COLUMNS)
-        return promoted(total, part, w_scale, x_scale, "block"), x_next
+    if COLUMNS <= 32:
+        w_scale = column_of_ring(w_scales, at, total, ROW, COUNT)
+        x_scale = row_of_ring(x_scales, at, total, FIRST)
+        return promoted(total, part, w_scale, x_scale, "block")
     else:
         HALF: gl.constexpr = COLUMNS // 2
-        low, high = _halves(total)
-        low_part, high_part = _halves(part)
-        low, x_scale = _by_columns(x_scales, at, w_scale, x_scale, low, low_part, FIRST, END)
-        high, x_scale = _by_columns(
-            x_scales, at, w_scale, x_scale, high, high_part, FIRST + HALF, END
-        )
-        joined = gl.join(low, high).permute((0, 2, 1)).reshape(total.shape)
-        return gl.convert_layout(joined, total.type.layout, assert_trivial=True), x_scale
-
-
-@gluon_jit
-def _first_columns(tile):
-    """Return the part of a tile that `_by_columns` begins with."""
-    if tile.shape[1] <= AT_ONCE:
-        return tile
-    else:
-        return _first_columns(_halves(tile)[0])
-
-
-@gluon_jit
-def _halves(tile):
-    """Split a tile's columns."""
-    halves = tile.reshape([tile.shape[0], 2, tile.shape[1] // 2]).permute((0, 2, 1))
-    return halves.split()
+        low, high = total.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
+        low_part, high_part = part.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
+        low = _by_halves(w_scales, x_scales, at, low, low_part, ROW, FIRST, COUNT)
+        at = _known_later(at)
+        high = _by_halves(w_scales, x_scales, at, high, high_part, ROW, FIRST + HALF, COUNT)
+        joined = gl.join(low, high).permute((0, 2, 1)).reshape([ROWS, COLUMNS])
+        return gl.convert_layout(joined, total.type.layout, assert_trivial=True)
 
 
 @gluon_jit

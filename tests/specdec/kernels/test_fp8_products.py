@@ -65,12 +65,10 @@ def test_each_128_columns_have_an_accumulator_of_their_own(words):
     command = [sys.executable, "-m", "tests.specdec.kernels.compile_fp8", *words.split()]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    _shared, spilled, num_products, num_fresh, beyond, loads = map(int, done.stdout.split())
+    _shared, spilled, num_products, num_fresh, beyond = map(int, done.stdout.split())
     assert num_products == 4 * num_fresh > 0, "a block of 128 is four products of 32"
     assert beyond >= 0, "an addition for each register of those"
     assert spilled <= 64 or words.startswith(SPILLING), "registers of a thread"
-    if words.startswith("persistent") and "channel" not in words:
-        assert loads > 0, "the first scales are there when a block's sums are"
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])

@@ -1,5 +1,7 @@
 """Products of few rows, ours and cuBLAS's, over the models' own weights, against memory speed.
 
+On a GPU those of prompts too, but of heads, which have few rows: a sum over them leaves heads out.
+
 Of 8-bit weights the other one is torch's _scaled_mm with a scale a row and fast accumulation, which
 ours does without; the column slow_accum_us is without it, deep_gemm_us by DeepGEMM where that is
 installed, for blocks. x is quantised before.
@@ -34,10 +36,11 @@ from specdec.models.layers import SHARED_ROWS
 Matrix = Tensor | Fp8
 SCALE = "_scale"  # after the name of an 8-bit weight
 ROWS = (1, 4, 6, 8, 16, 32, 48, 64, 128, 192, 256, 384, 512)
+PROMPTS = (2048, 8192)
 
 
 def products(bench: Bench) -> Iterator[Row]:
-    """Time every weight's product at few rows, ours and cuBLAS's, as a share of the bandwidth."""
+    """Time every weight's product, ours and cuBLAS's, as a share of the bandwidth."""
     if bench.pair.target.config.experts is not None:
         bench.skipped.append("products: experts, which the suite experts times")
     totals: dict[tuple[str, int], list[tuple[int, float, float]]] = defaultdict(list)
@@ -48,7 +51,8 @@ def products(bench: Bench) -> Iterator[Row]:
         N, K, size = *first.shape, _bytes_of(weights[0])
         copies = max(1, -(-CACHES // (size * count))) if first.is_cuda else 1
         every = weights + [_clone(each) for each in weights * (copies - 1)]
-        for M in ROWS:
+        has_prompts = first.is_cuda and role != "lm_head"
+        for M in ROWS + PROMPTS * has_prompts:
             wide = torch.bfloat16 if first.is_cuda else torch.float32
             x = torch.randn(M, K, device=first.device).to(
                 wide if first.dtype == E4M3 else first.dtype

@@ -10,11 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from specdec.kernels.fp8.norms import (
-    fp8_add_rms_norm,
-    fp8_and_plain_add_rms_norm,
-    fp8_rms_norm,
-)
+from specdec.kernels.fp8.norms import fp8_add_rms_norm, fp8_rms_norm
 from specdec.kernels.fp8.products import fp8_gate_up, fp8_linear, fp8_split_linear
 from specdec.kernels.fp8.quantise import quantise, row_peaks
 from specdec.kernels.fp8.weight import E4M3, Fp8, Fp8Rows, num_groups
@@ -199,16 +195,14 @@ class QuantisingNorm(nn.Module):
         self, x: Sums, residual_TD: Tensor, tap_TD: Tensor | None = None
     ) -> tuple[Quantised, Tensor]:
         """Do what RMSNorm.add does."""
-        norm = self.weight, self.eps
-        normed_TD = None
-        given = x, residual_TD, *norm, self._is_block, tap_TD
-        if self._reader is not add_rms_norm:  # ranks gather normed rows
-            normed_TD, stream_TD = self._reader(x, residual_TD, *norm, tap_TD)
+        given = x, residual_TD, self.weight, self.eps
+        normed_TD: Tensor | None
+        if self._reader is add_rms_norm:
+            how = self._is_block, tap_TD, self._keeps_rows
+            rows, normed_TD, stream_TD = fp8_add_rms_norm(*given, *how)
+        else:  # ranks gather normed rows
+            normed_TD, stream_TD = self._reader(*given, tap_TD)
             rows = quantise(normed_TD, self._is_block)
-        elif self._keeps_rows:
-            rows, normed_TD, stream_TD = fp8_and_plain_add_rms_norm(*given)
-        else:
-            rows, stream_TD = fp8_add_rms_norm(*given)
         return Quantised(rows, residual_TD.dtype, normed_TD), stream_TD
 
 

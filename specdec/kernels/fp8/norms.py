@@ -44,18 +44,28 @@ def fp8_add_rms_norm(
     eps: float,
     is_block: bool,
     tap_TD: Tensor | None = None,
-) -> tuple[Fp8Rows, Tensor]:
-    """Norm x + residual and quantise it; the codes, and that sum [T, D]: `add_rms_norm`'s stream.
+    keeps_rows: bool = False,
+) -> tuple[Fp8Rows, Tensor | None, Tensor]:
+    """Norm x + residual and quantise it; the codes, the norm itself, and `add_rms_norm`'s stream.
 
-    is_block: as `quantise` has it. The others: as `add_rms_norm` has them.
+    is_block:   as `quantise` has it
+    keeps_rows: if not, the norm is not written, and None in its place
+    The others: as `add_rms_norm` has them.
     """
-    codes, scales, stream = _fp8_add_rms_norm(x, residual_TD, weight_D, eps, is_block, tap_TD)
-    return Fp8Rows(codes, scales), stream
+    given = x, residual_TD, weight_D, eps, is_block, tap_TD, keeps_rows
+    codes, scales, normed_TD, stream_TD = _fp8_add_rms_norm(*given)
+    return Fp8Rows(codes, scales), normed_TD if keeps_rows else None, stream_TD
+
+
+def _room(residual_TD: Tensor, is_kept: bool) -> Tensor:
+    T, D = residual_TD.shape
+    return empty_rows(residual_TD, T if is_kept else 0, D)
 
 
 @opaque(
-    lambda x, residual, weight, eps, is_block, tap: (
+    lambda x, residual, weight, eps, is_block, tap, keeps_rows: (
         *empty_codes(residual, is_block),
+        _room(residual, keeps_rows),
         torch.empty_like(residual),
     ),
     "tap_TD",
@@ -67,50 +77,14 @@ def _fp8_add_rms_norm(
     eps: float,
     is_block: bool,
     tap_TD: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    keeps_rows: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    normed_TD = _room(residual_TD, keeps_rows)
     if not use_triton(residual_TD):
         out_TD, stream_TD = add_rms_norm_ref(x, residual_TD, weight_D, eps, tap_TD)
-        return *quantise_ref(out_TD, is_block), stream_TD
+        return *quantise_ref(out_TD, is_block), out_TD if keeps_rows else normed_TD, stream_TD
     T, D = residual_TD.shape
     rows = room_for_codes(T, D, is_block, residual_TD.device)
-    return *rows, launch_add_rms_norm(*rows, x, residual_TD, weight_D, eps, tap_TD)
-
-
-def fp8_and_plain_add_rms_norm(
-    x: Sums,
-    residual_TD: Tensor,
-    weight_D: Tensor,
-    eps: float,
-    is_block: bool,
-    tap_TD: Tensor | None = None,
-) -> tuple[Fp8Rows, Tensor, Tensor]:
-    """Do what `fp8_add_rms_norm` does; between codes and stream, the norm that has these codes."""
-    given = x, residual_TD, weight_D, eps, is_block, tap_TD
-    codes, scales, normed_TD, stream_TD = _fp8_and_plain_add_rms_norm(*given)
-    return Fp8Rows(codes, scales), normed_TD, stream_TD
-
-
-@opaque(
-    lambda x, residual, weight, eps, is_block, tap: (
-        *empty_codes(residual, is_block),
-        torch.empty_like(residual),
-        torch.empty_like(residual),
-    ),
-    "tap_TD",
-)
-def _fp8_and_plain_add_rms_norm(
-    x: Sums,
-    residual_TD: Tensor,
-    weight_D: Tensor,
-    eps: float,
-    is_block: bool,
-    tap_TD: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if not use_triton(residual_TD):
-        normed_TD, stream_TD = add_rms_norm_ref(x, residual_TD, weight_D, eps, tap_TD)
-        return *quantise_ref(normed_TD, is_block), normed_TD, stream_TD
-    T, D = residual_TD.shape
-    rows = room_for_codes(T, D, is_block, residual_TD.device)
-    normed_TD = empty_rows(residual_TD, T, D)
-    stream_TD = launch_add_rms_norm(*rows, x, residual_TD, weight_D, eps, tap_TD, normed_TD)
+    kept = normed_TD if keeps_rows else None
+    stream_TD = launch_add_rms_norm(*rows, x, residual_TD, weight_D, eps, tap_TD, kept)
     return *rows, normed_TD, stream_TD

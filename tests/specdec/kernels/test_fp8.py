@@ -9,11 +9,7 @@ from specdec.kernels.experts.mlp import expert_parts_ref
 from specdec.kernels.experts.products import launch_expert_parts
 from specdec.kernels.experts.tiles import expert_tiles
 from specdec.kernels.fp8 import norms, products
-from specdec.kernels.fp8.norms import (
-    fp8_add_rms_norm,
-    fp8_and_plain_add_rms_norm,
-    fp8_rms_norm,
-)
+from specdec.kernels.fp8.norms import fp8_add_rms_norm, fp8_rms_norm
 from specdec.kernels.fp8.products import (
     fp8_gate_up_ref,
     fp8_linear_ref,
@@ -163,10 +159,11 @@ def test_norms_leave_the_codes_of_the_norm(exact_device, D, is_block, monkeypatc
     for sums in (Sums(parts, weight[0]), Sums(parts.half(), None, shares)):
         tap = torch.zeros_like(residual)
         given = sums, residual, weight[0], 1e-5
-        found, stream = fp8_add_rms_norm(*given, is_block, tap)
+        found, nothing, stream = fp8_add_rms_norm(*given, is_block, tap)
+        assert nothing is None
         expected, expected_stream = add_rms_norm_ref(*given)
         assert torch.equal(stream, tap)
-        both, plain, again = fp8_and_plain_add_rms_norm(*given, is_block, tap.zero_())
+        both, plain, again = fp8_add_rms_norm(*given, is_block, tap.zero_(), True)
         assert same(both, found)
         assert torch.equal(plain, launched_norm(*given))
         assert torch.equal(again, stream)

@@ -77,7 +77,8 @@ def test_the_shapes_that_the_compiler_is_told_are_the_true_ones(T, device):
     check("add_rms_norm", parts, norm, None, 1.0, None, x, norm, 1e-5, out)
     check("add_rms_norm", parts, None, shares, 0.5, None, x, norm, 1e-5, None)
     sums = parts, None, shares, 1.0, None
-    check("fp8_and_plain_add_rms_norm", *sums, x, norm, 1e-5, True, out)
+    for keeps_rows in (False, True):
+        check("fp8_add_rms_norm", *sums, x, norm, 1e-5, True, out, keeps_rows)
     check("add", parts, None, None, 1.0, None, x, out)
     check("router_sums", x, w)
     ids = torch.arange(T, device=device).int()[:, None] % 4

@@ -10,14 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from graphs.counters import GraphCounters
 from specdec.bench.bench import Bench
 from specdec.bench.pair import EngineSpec, build_engine
 from specdec.bench.report import Row
@@ -131,18 +131,22 @@ def capture(bench: Bench) -> Iterator[Row]:
         bench.pair.drop()
         engine = build_engine(bench.pair, spec)
         row: Row = {"chunks": chunks}
-        sums: Counter[str] = Counter()
-        for name, family in engine.runner.graphs.counters().items():
-            figures: dict[str, float] = {
-                "sizes": len(family.captures),
-                "graphs": family.num_graphs,
-                "seconds": family.seconds,
-                "gib": family.num_bytes / GIB,
-            }
-            sums.update(figures)
-            yield row | {"family": name} | figures
-        yield row | {"family": "all"} | sums
+        families = engine.runner.graphs.counters()
+        for name, family in families.items():
+            yield row | {"family": name} | of_graphs([family])
+        yield row | {"family": "all"} | of_graphs(families.values())
         engine.runner.graphs.clear_all_graphs()
+
+
+def of_graphs(families: Iterable[GraphCounters]) -> Row:
+    """Add up what families of graphs cost: how many there are, and the seconds of captures."""
+    found = list(families)
+    return {
+        "sizes": sum(len(family.captures) for family in found),
+        "graphs": sum(family.num_graphs for family in found),
+        "seconds": sum(family.seconds for family in found),
+        "gib": sum(family.num_bytes for family in found) / GIB,
+    }
 
 
 def memory(bench: Bench) -> Iterator[Row]:

@@ -56,7 +56,10 @@ class Bench:
 
     def check_draft(self) -> None:
         """Refuse what the draft cannot do, before anything is measured: ValueError."""
-        eagle = self.pair.eagle
+        eagle, rates = self.pair.eagle, self.options.oracle
+        if rates is not None and not 0 < max(self.ks) <= len(rates):
+            most = f"from 1 to {len(rates)} drafts, as there are rates"
+            raise ValueError(f"--oracle with K = {max(self.ks)}: give -k {most}")
         if eagle is None or not eagle.config.is_parallel:
             return
         config, trees = eagle.config, self.options.trees
@@ -113,7 +116,9 @@ class Bench:
         prompts = self.pair.prompts
         return [prompts[i % len(prompts)] for i in range(max(self.options.num_prompts, batch))]
 
-    def engine(self, drafting: Drafting, room: int | None = None) -> Engine:
+    def engine(
+        self, drafting: Drafting, room: int | None = None, has_prefill_graphs: bool = False
+    ) -> Engine:
         """Build an engine for the prompts, with the default graphs up to the largest batch.
 
         room: tokens of an answer; None: those of timed rounds too
@@ -127,6 +132,7 @@ class Bench:
                 max_num_seqs=max(self.batches),
                 max_tokens=max(map(len, self.pair.prompts)) + room,
                 max_model_len=options.model_len,
+                has_prefill_graphs=has_prefill_graphs,
             )
         )
 

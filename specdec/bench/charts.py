@@ -14,6 +14,7 @@ from typing import Any
 Rows = Sequence[Mapping[str, Any]]
 WIDEST_ROUND = 32  # requests; wider rounds would dwarf the others in the chart
 MARKERS = "sovD"  # of chains, and of trees by their width
+PARTS = ("verify", "extend", "propose", "rest")  # of a round
 WAITING = {"ttft": "time to first token", "itl": "between deliveries"}
 
 
@@ -50,6 +51,9 @@ def draw_charts(
     }
     for batch in sorted(_values(trees, "batch")):
         drawings[f"trees-batch-{batch}.png"] = (_trees, _where(trees, batch=batch))
+    drafts = suites.get("drafts", ())
+    for batch in sorted(_values(drafts, "batch")):
+        drawings[f"drafts-batch-{batch}.png"] = (_drafts, _where(drafts, batch=batch))
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     for name, (draw, rows) in drawings.items():
@@ -146,6 +150,27 @@ def _trees(axes: Any, rows: Rows) -> None:
         )
     title = f"Draft trees and chains, batch {rows[0]['batch']}; dotted: drafts stop"
     axes.set(xlabel="rows N of a request", ylabel="tokens per second", title=title)
+
+
+def _drafts(axes: Any, rows: Rows) -> None:
+    """Lay the parts of rounds end to end, a bar for each kind and K; beside it the speed."""
+    rows = rows[::-1]  # the first one is the uppermost
+    places = [1.0 + i for i in range(len(rows))]
+    ends = [0.0] * len(rows)
+    for part in PARTS:
+        widths = [row[f"{part}_ms"] for row in rows]
+        axes.barh(places, widths, 0.7, left=ends, label=part)
+        ends = [a + b for a, b in zip(ends, widths, strict=True)]
+    for place, end, row in zip(places, ends, rows, strict=True):
+        speed, length = row["tokens_per_second"], row["mean_acceptance_length"]
+        text = f" {speed:,.0f} tokens/s, {length:.2f} a round"
+        axes.text(end, place, text, va="center", fontsize=8)
+    names = [f"{row['draft']}, K = {row['num_speculative_tokens']}" for row in rows]
+    axes.set_yticks(places, [name.replace("none, K = 0", "plain") for name in names])
+    axes.set_xlim(0, 1.5 * max(ends))  # room for the texts and the legend
+    held = "; drafts held at given rates" if any("oracle" in row for row in rows) else ""
+    title = f"A round by its parts, batch {rows[0]['batch']}{held}"
+    axes.set(xlabel="ms of a round on the device", title=title)
 
 
 def _waiting(axes: Any, rows: Rows) -> None:

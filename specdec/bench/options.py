@@ -57,6 +57,12 @@ class BenchOptions:
         unset="five greedy, else 0.2",
         bounds=(-1.0, 1.0),
     )
+    oracle: Sequence[float] | None = option(
+        None,
+        "of the suite drafts: make the first i drafts hold with these probabilities, 0.8,0.6,0.5",
+        unset="the draft's own proposals",
+        bounds=(0.0, 1.0),
+    )
     num_prompts: int = option(8, "prompts at the small batches", bounds=(1, 4096))
     max_tokens: int = option(160, "tokens of each answer", bounds=LENGTHS)
     repeats: int = option(
@@ -71,6 +77,16 @@ class BenchOptions:
     )
     adaptive: bool = option(False, "loads with as many drafts as pay, too; on a GPU")
     ramp: bool = option(False, "in the suite loop: a load that rises and falls, in place of others")
+
+    def __post_init__(self) -> None:
+        rates = self.oracle
+        if rates is None:
+            return
+        if not all(0 < rate <= 1 for rate in rates) or sorted(rates, reverse=True) != [*rates]:
+            raise ValueError(
+                f"--oracle {','.join(map(str, rates))}: give a number above 0 and at most 1 for "
+                "each draft, the probability that it and those before it hold: none may rise"
+            )
 
     @property
     def model_len(self) -> int:

@@ -67,6 +67,10 @@ class Outputs:
                 self._known[job] = list(request.token_ids)
         return {}
 
+    def known(self, prompt: Sequence[int]) -> list[int]:
+        """Return the longest greedy output known of a prompt; it may be empty."""
+        return self._known.get((0.0, None, tuple(prompt)), [])
+
 
 def greedy(
     prompts: Sequence[Sequence[int]], max_tokens: int, params: SamplingParams = GREEDY

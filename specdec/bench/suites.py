@@ -6,6 +6,7 @@ from itertools import product
 
 from specdec.bench.bench import MOST_CONTEXT, Bench
 from specdec.bench.cold import capture, memory, starts
+from specdec.bench.drafts import drafts
 from specdec.bench.exactness import exactness
 from specdec.bench.experts import experts
 from specdec.bench.loop import loop, noise
@@ -240,7 +241,7 @@ def cold(bench: Bench) -> Iterator[Row]:
 SUITES: dict[str, Callable[[Bench], Iterable[Row]]] = {
     suite.__name__: suite
     for suite in (
-        *(protocol, rounds, exactness, context, products, experts, loop, noise, trees, requests),
-        *(first_token, cold),
+        *(protocol, rounds, exactness, context, products, experts, loop, noise, drafts),
+        *(trees, requests, first_token, cold),
     )
 }

@@ -121,7 +121,7 @@ def _finish(options: BenchChoices, bench: Bench, found: Found) -> None:
         limit = options.measured.max_seconds
         shown = "" if limit is None else f", --max-seconds {limit}"
         print(f"\nleft out{shown}: {'; '.join(bench.skipped)}")
-    names = ("context", "loop", "noise", "trees")
+    names = ("context", "loop", "noise", "drafts", "trees")
     apart = [row for name in names for row in found.suites.get(name, [])]
     refused = [row for row in [*bench.results, *apart] if "refused" in row]
     for row in refused:

@@ -15,8 +15,8 @@ from specdec.sizes import TreeShape
 from specdec.speculative_config import MOST_RANKS, SpeculativeConfig
 
 SUITES = (
-    "protocol, rounds, exactness, context, products, experts, loop, noise, trees, requests, "
-    "first_token, cold; with commas; or all"
+    "protocol, rounds, exactness, context, products, experts, loop, noise, drafts, trees, "
+    "requests, first_token, cold; with commas; or all"
 )
 ABOUT = {each.name: each.help for each in described(EngineConfig)}
 ABOUT_DRAFT = {each.name: each.help for each in described(SpeculativeConfig)}
@@ -25,9 +25,10 @@ CHARTS = about("directory for PNG charts (needs matplotlib)", metavar="DIRECTORY
 LOADS = ("loop", "noise")
 READERS = {  # options that only some suites read
     "contexts": ("exactness", "context"),
-    "max_model_len": ("protocol", "rounds", "exactness", *LOADS, "trees", "cold"),
+    "max_model_len": ("protocol", "rounds", "exactness", *LOADS, "drafts", "trees", "cold"),
     "adaptive": (*LOADS, "requests", "cold"),
     "ramp": ("loop",),
+    "oracle": ("drafts",),
     "trees": ("context", "loop", "trees", "requests"),
     "temperatures": (*LOADS, "trees"),
     "thresholds": ("trees",),
@@ -118,9 +119,9 @@ def chosen(suite: str) -> list[str]:
 def refuse_unread(given: BenchChoices) -> None:
     """Refuse options that no suite of this run would read, or that contradict it."""
     measured = given.measured
-    if given.eagle is None and (any(measured.ks or ()) or measured.trees is not None):
+    if given.eagle is None and (any(measured.ks or ()) or measured.trees or measured.oracle):
         ks = f"--num-speculative-tokens {_shown(measured.ks)}"
-        drafting = "--trees" if measured.trees else ks
+        drafting = "--trees" if measured.trees else "--oracle" if measured.oracle else ks
         raise ValueError(f"{drafting} without a draft: give --draft too")
     names = chosen(given.suite)
     for name, readers in READERS.items():
@@ -135,10 +136,12 @@ def refuse_unread(given: BenchChoices) -> None:
         why = "with the suite noise, which measures graphs: leave one out"
         raise ValueError(f"--enforce-eager {why}")
 
+    size = f"--tensor-parallel-size {given.tensor_parallel_size}"
     alone = [name for name in names if name in ON_ONE_GPU]
     if given.tensor_parallel_size > 1 and alone:
-        size = f"--tensor-parallel-size {given.tensor_parallel_size}"
         raise ValueError(f"{size}: the suite {alone[0]} measures one GPU: leave one of them out")
+    if given.tensor_parallel_size > 1 and measured.oracle is not None:
+        raise ValueError(f"{size}: --oracle replaces the drafts of one GPU: leave one of them out")
 
 
 def _shown(value: object) -> str:

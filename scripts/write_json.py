@@ -12,8 +12,15 @@ import torch
 
 def write_json(script: str, found: Mapping[str, object], file: Path | None = None) -> None:
     """Print what a script found, beside its command, as the last line; write it to the file too."""
+    print(json.dumps(save_json(script, found, file), default=str))
+
+
+def save_json(
+    script: str, found: Mapping[str, object], file: Path | None = None
+) -> dict[str, object]:
+    """Write what a script has found so far to the file, beside its command, and return both."""
     command = shlex.join(["python", "-m", script, *sys.argv[1:]])
     run = {"command": command, "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__}
     if file is not None:
         file.write_text(json.dumps({**run, **found}, indent=1, default=str) + "\n")
-    print(json.dumps({**run, **found}, default=str))
+    return {**run, **found}

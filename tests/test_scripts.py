@@ -452,13 +452,23 @@ def test_bench_random_times_random_weights(run, capsys, model):
 
 
 @pytest.mark.slow
-def test_bench_block_times_drafts_of_every_kind(run, capsys):
-    options = "tiny -k 5 --batch 1,2 --rounds 2 --max-model-len 512 --device cpu"
-    found = json.loads(run("scripts.bench_block", *options.split()).splitlines()[-1])["rows"]
-    kinds = ("dspark", "dflash", "dflash2", "peagle", "eagle3")
-    known = [(row["draft"], row["batch"]) for row in found]
-    assert known == [(kind, batch) for kind in kinds for batch in (1, 2)]
-    assert all(0 < row["draft_ms"] < row["round_ms"] for row in found)
+def test_bench_block_times_drafts_of_every_kind(run, capsys, tmp_path):
+    small = "--rounds 2 --num-prompts 1 --max-tokens 6 --max-model-len 512 --device cpu"
+    options = f"tiny -k 2,5 --batch 1,2 {small} --oracle 1,1,1,1,1 --oracle eagle3=1,1"
+    file = tmp_path / "run.json"
+    *lines, last = run("scripts.bench_block", *options.split(), "--json", str(file)).splitlines()
+    found = json.loads(last)["suites"]["drafts"]
+    assert json.loads(file.read_text()) == json.loads(last)
+    assert [json.loads(line) for line in lines if line.startswith("{")] == found
+    kinds = [(kind, K) for kind in ("dspark", "dflash", "dflash2", "peagle") for K in (2, 5)]
+    known = [(row["draft"], row["num_speculative_tokens"], row["batch"]) for row in found]
+    assert known == [(*kind, B) for kind in (("none", 0), *kinds, ("eagle3", 2)) for B in (1, 2)]
+    for row in found:
+        assert row["verify_ms"] > 0
+        assert row["mean_acceptance_length"] == 1 + row["num_speculative_tokens"]
+    with pytest.raises(SystemExit):
+        run("scripts.bench_block", "tiny", "--oracle", "eagle3=0.1,0.2")
+    assert "--oracle 0.1,0.2: give a number above 0" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run("scripts.bench_block", "tiny", "--kind", "medusa")
     assert (

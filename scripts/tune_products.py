@@ -3,6 +3,7 @@
     python -m scripts.tune_products --max-seconds 480            # every known model
     python -m scripts.tune_products --models llama-3.2-1b,qwen3-8b --again
     python -m scripts.tune_products --shapes split:5120x4096,whole:152064x2560
+    python -m scripts.tune_products --shapes split:5120x2048 --dtype float8_e4m3fn --block
     python -m scripts.tune_products --random 5 --json FILE       # the rule beside tuned, no table
 
 The search and what it costs: specdec/tune/. Without --again only what the table lacks is measured.
@@ -36,6 +37,8 @@ def parse_args() -> argparse.Namespace:
     models = f"names with commas, default: all ({', '.join(KNOWN_MODELS)}); with -fp8: in FP8"
     parser.add_argument("--models", help=models)
     parser.add_argument("--shapes", help="KIND:NxK, ...; KIND is split, whole or gate")
+    parser.add_argument("--dtype", default="bfloat16", help="of --shapes; float8_e4m3fn: FP8")
+    parser.add_argument("--block", action="store_true", help="FP8 in blocks, not by channel")
     parser.add_argument("--random", type=int, help="this many random products, no table")
     parser.add_argument("--seed", type=int, default=0, help="of the random products")
     parser.add_argument("--again", action="store_true", help="what the table has too")
@@ -50,7 +53,7 @@ def products_of(args: argparse.Namespace) -> list[Product]:
         return random_products(args.random, args.seed)
     if args.shapes:
         keys = [shape.replace(":", ",").replace("x", ",") for shape in args.shapes.split(",")]
-        text = json.dumps({"": {f"{key},bfloat16": {"rows": {}} for key in keys}})
+        text = json.dumps({"": {f"{key},{args.dtype}": {"rows": {}} for key in keys}})
         return list(parse_table(text, "--shapes", "give KIND:NxK")[""])
     names = args.models.split(",") if args.models else list(KNOWN_MODELS)
     return list(dict.fromkeys(p for name in names for p in known_products(name)))
@@ -78,7 +81,7 @@ def main() -> None:
     args = parse_args()
     products = products_of(args)
     device = torch.device("cuda")
-    clock, gpu = GpuClock(device), gpu_name(device)
+    clock, gpu = GpuClock(device, args.block), gpu_name(device)
     is_known = not (args.random or args.again)
     known = read_table(args.out).get(gpu, {}) if is_known else {}
 

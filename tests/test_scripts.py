@@ -17,7 +17,7 @@ import specdec.tune.gpu_clock
 from scripts.compare_commits import compared
 from specdec.bench import charts, serving
 from specdec.kernels.tables import read_table
-from specdec.kernels.tile_shapes import Product
+from specdec.kernels.tile_shapes import FP8, Product
 from specdec.models.decoder import DecoderModel
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -378,7 +378,8 @@ def fake_gpu(monkeypatch):
     class FakeClock:
         has_wgmma = False
 
-        def __init__(self, device: object) -> None: ...
+        def __init__(self, device: object, is_block: bool) -> None:
+            print("block" if is_block else "channel")
 
         def prepare(self, jobs) -> None: ...
 
@@ -393,11 +394,14 @@ def test_tune_products_adds_what_the_table_lacks(run, fake_gpu, tmp_path):
     out = str(tmp_path / "table.json")
     run("scripts.tune_products", "--shapes", "split:512x4096,whole:64x64", "--out", out)
     text = run("scripts.tune_products", "--shapes", "whole:64x64,gate:128x64", "--out", out)
+    fp8 = "--dtype", "float8_e4m3fn", "--block"
+    of_fp8 = run("scripts.tune_products", "--shapes", "gate:256x64", *fp8, "--out", out)
 
-    assert text.startswith("GPU: 1 of 2 products\n")
+    assert text.startswith("channel\nGPU: 1 of 2 products\n")
+    assert of_fp8.startswith("block\nGPU: 1 of 1 products\n")
     entries = read_table(tmp_path / "table.json")["GPU"]
     wanted = [Product("split", 512, 4096), Product("whole", 64, 64), Product("gate", 128, 64)]
-    assert list(entries) == wanted
+    assert list(entries) == [*wanted, Product("gate", 256, 64, FP8)]
 
 
 def test_tune_products_compares_the_rule_on_random_products(run, fake_gpu, tmp_path):

@@ -48,7 +48,7 @@ def make_drafter(
     d2t, longest = draft.tensors.get("d2t"), parts.sizes.max_model_len
     if isinstance(draft.config, BlockConfig):
         return BlockDrafter(
-            model=build_block(draft, target, longest, device, parts.sizes.block_rows),
+            model=build_block(draft, target, longest, device),
             d2t=d2t,
             contexts=parts.contexts,
             buffers=parts.buffers,

@@ -94,6 +94,12 @@ def cache_slots() -> Tensor:
     return _metadata().slot_mapping
 
 
+def rows_per_request() -> int:
+    """Count the rows of each request in a pass where all have equally many."""
+    [rows] = _metadata().groups
+    return rows.max_query_len
+
+
 def finished_rows() -> Tensor | None:
     """List the rows of the pass that the last layer finishes; None: all."""
     return _metadata().finished_rows

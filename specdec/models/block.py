@@ -17,6 +17,7 @@ from specdec.kernels.linear import Sums, linear, split_linear
 from specdec.kernels.norms import add_rms_norm
 from specdec.kernels.rotate_and_store import Rope, Rows
 from specdec.kernels.store_context import KeyNorms, store_context
+from specdec.models.attention import rows_per_request
 from specdec.models.decoder import DecoderLayer
 from specdec.models.layers import Embedding, Linear, Quantised, RMSNorm, parameter
 from weights.draft.config import BlockConfig
@@ -25,32 +26,32 @@ from weights.draft.config import BlockConfig
 class Convolution(nn.Module):
     """Mixes each row of a block with the row before it, before a sublayer and after it."""
 
-    def __init__(self, config: BlockConfig, block_rows: int) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         D = config.layer.hidden_size
         self.base_kernel = parameter(2, 2, D)
         self.kernel_projection = Linear(D, 2 * 2 * D // config.conv_group_size)
-        self._rows = block_rows
 
     def begin(self, normed: Tensor | Quantised) -> tuple[Tensor, Tensor]:
         """Return what the sublayer reads [X, D], and the changes of the weights after it."""
         assert isinstance(normed, Tensor), "the layers of a draft have plain weights"
         before_XG, after_XG = self.kernel_projection(normed).chunk(2, dim=1)
         rows = Sums(normed[None], None)
-        return convolve(rows, self.base_kernel[0], before_XG, self._rows), after_XG
+        return convolve(rows, self.base_kernel[0], before_XG, rows_per_request()), after_XG
 
     def end(self, sums: Sums, changes_XG: Tensor) -> Sums:
         """Return what goes to the stream in place of the sublayer's result."""
-        return Sums(convolve(sums, self.base_kernel[1], changes_XG, self._rows)[None], None)
+        rows_XD = convolve(sums, self.base_kernel[1], changes_XG, rows_per_request())
+        return Sums(rows_XD[None], None)
 
 
 class ConvolvedLayer(DecoderLayer):
     """A layer of a DFlash2 draft."""
 
-    def __init__(self, config: BlockConfig, index: int, rope: Rope, block_rows: int) -> None:
+    def __init__(self, config: BlockConfig, index: int, rope: Rope) -> None:
         super().__init__(config.layer, index, rope, add_rms_norm, None)
-        self.attention_conv = Convolution(config, block_rows)
-        self.mlp_conv = Convolution(config, block_rows)
+        self.attention_conv = Convolution(config)
+        self.mlp_conv = Convolution(config)
 
     def forward(self, normed: Tensor | Quantised, stream_XD: Tensor) -> tuple[Sums, Tensor]:
         read_XD, changes_XG = self.attention_conv.begin(normed)
@@ -131,9 +132,9 @@ class ConfidenceHead(nn.Module):
 
 
 class BlockModel(nn.Module):
-    """A whole draft: no rank has a part of one. block_rows: of a block in every pass"""
+    """A whole draft: no rank has a part of one."""
 
-    def __init__(self, config: BlockConfig, rope: Rope, block_rows: int) -> None:
+    def __init__(self, config: BlockConfig, rope: Rope) -> None:
         super().__init__()
         D, eps = config.layer.hidden_size, config.layer.rms_norm_eps
         self.config = config
@@ -141,7 +142,7 @@ class BlockModel(nn.Module):
         self.fc = Linear(len(config.aux_boundaries) * config.target_hidden_size, D)
         self.hidden_norm = RMSNorm(D, eps)
         layers = [
-            ConvolvedLayer(config, i, rope, block_rows)
+            ConvolvedLayer(config, i, rope)
             if config.conv_group_size
             else DecoderLayer(config.layer, i, rope, add_rms_norm, None)
             for i in range(config.num_layers)

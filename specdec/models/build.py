@@ -67,17 +67,13 @@ def build_draft(
 
 
 def build_block(
-    draft: LoadedEagle,
-    target: DecoderModel,
-    max_model_len: int,
-    device: torch.device,
-    block_rows: int,
+    draft: LoadedEagle, target: DecoderModel, max_model_len: int, device: torch.device
 ) -> BlockModel:
-    """Build a block draft's module; the target lends what it lacks. block_rows: of each pass"""
+    """Build a block draft's module; the target lends what it lacks."""
     assert isinstance(draft.config, BlockConfig), draft.config
     rope = rope_tables(draft.config.layer, max_model_len, device)
     with torch.device("meta"):
-        model = BlockModel(draft.config, rope, block_rows)
+        model = BlockModel(draft.config, rope)
     _fill(model, draft, target)
     model.join_context()
     return model

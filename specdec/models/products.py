@@ -35,7 +35,7 @@ def products_of(target: TargetConfig, draft: DraftConfig | None, dtype: str) -> 
         rope = torch.empty(0), torch.empty(0)
         models: list[nn.Module] = [DecoderModel(target, {each.rope: rope for each in target.kinds})]
         if isinstance(draft, BlockConfig):
-            models.append(BlockModel(draft, rope, draft.block_size))
+            models.append(BlockModel(draft, rope))
         elif draft is not None:
             models.append(EagleModel(draft, rope))
     found: dict[Product, None] = {}

@@ -180,6 +180,19 @@ class EngineSizes:
         """Count the rows of a block beyond its drafts: 1, 0, or after seeds -1."""
         return self.block_rows - self.num_speculative_tokens
 
+    def rows_of_block(self, num_tokens: int) -> int:
+        """Count a request's rows in the pass that proposes so many tokens, of seeds the others.
+
+        It has none, and does not run, where seeds propose the only token.
+        """
+        return num_tokens + self.extra_rows
+
+    @property
+    def block_lengths(self) -> tuple[int, ...]:
+        """List how many tokens a chain may have that needs such a pass."""
+        lengths = self.chain_lengths if self.block_rows else ()
+        return tuple(n for n in lengths if self.rows_of_block(n) > 0)
+
     @property
     def anchor_rows(self) -> int:
         """Count the rows of a request's block that propose nothing, 0 or 1."""

@@ -66,7 +66,7 @@ class Bench:
         check_number(max(*self.ks, *(tree.num_levels for tree in trees or ()), 0), config)
         refused = {"thresholds": "drafts that stop come from EAGLE heads only"}
         if not config.grows_trees:
-            refused["trees"] = "it proposes as many tokens in every round, as a chain"
+            refused["trees"] = "it proposes chains alone"
         for name, why in refused.items():
             if getattr(self.options, name) is not None:
                 raise ValueError(f"--{name} with a {config.method} draft: {why}: leave it out")
@@ -90,9 +90,9 @@ class Bench:
         return found
 
     def auto(self, eagle: LoadedEagle) -> Drafting:
-        """Draft as many tokens as pay, or as a parallel draft is trained for."""
+        """Draft as many tokens as pay; of a parallel draft at most what it is trained for."""
         if eagle.config.is_parallel:
-            return Drafting(usual_number(eagle.config), eagle.config.grows_trees)
+            return Drafting(usual_number(eagle.config), is_adaptive=True)
         adaptive = Drafting(MOST_LEVELS, True, AUTO_TREE, confidence_threshold=None)
         return of_draft(adaptive, eagle.config.draft_vocab_size)
 

@@ -15,13 +15,14 @@ A row serves all nodes of its depth in a tree: they have its logits, a DSpark dr
 head says of each node, for all ids.
 
 If the number of drafts adapts, a step may run shorter blocks, or none (PLAIN), and drafts have
-probabilities, with which the confidence head has a say.
+probabilities, with which the confidence head has a say; a selector's are among its candidates.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from graphs.context import ForwardContext, set_forward_context
@@ -88,7 +89,7 @@ class BlockDrafter:
         if how.mode is CUDAGraphMode.FULL:
             self.graphs.decode.run_fullgraph(how.descriptor)
         else:
-            rows = self._rows(step.next_shape.levels)
+            rows = self.sizes.rows_of_block(step.next_shape.levels)
             blocks = self.contexts.block_rows(step.num_reqs, rows, step.max_seq_len + rows, how)
             self._propose(blocks, step.num_reqs, step.proposal.is_drawn)
 
@@ -102,12 +103,9 @@ class BlockDrafter:
 
     def _make_propose(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
         assert isinstance(desc.kind, Proposal), desc
-        blocks = self.contexts.dummy_block_rows(desc, self._rows(desc.kind.block), warmup)
+        rows = self.sizes.rows_of_block(desc.kind.block)
+        blocks = self.contexts.dummy_block_rows(desc, rows, warmup)
         return partial(self._propose, blocks, desc.num_tokens, desc.kind.is_drawn)
-
-    def _rows(self, num_levels: int) -> int:
-        """Count the rows of a request in a block that proposes this many tokens."""
-        return num_levels + self.sizes.anchor_rows
 
     def _extend(self, num_rows: int) -> None:
         buffers = self.buffers
@@ -161,14 +159,14 @@ class BlockDrafter:
         """Write drafts that the markov head chooses among candidates. B: the requests"""
         K = len(logits_XW) // B
         noise = self._noise_of_block(logits_XW, K, is_drawn)
+        temperature_B = None if noise is None else noise.noise_keys.temperatures[:B]
         is_gpu, after_Wr = use_triton(logits_XW), head.markov_w2.weight
         found = launch_lanes(logits_XW, noise) if is_gpu else lanes_ref(logits_XW, noise)
         for level in range(K):
             feature_Br, confidence_B = next(said)
             assert feature_Br is not None, "of a markov head"
-            of_level, to = found[level * B :][:B], self._level(level, confidence_B)
-            if noise is not None:
-                to = replace(to, temperature_B=noise.noise_keys.temperatures[:B])
+            of_level = found[level * B :][:B]
+            to = self._level(level, confidence_B, temperature_B)
             if is_gpu:
                 has_sums = self.calibration is not None
                 maxima = launch_markov_maxima(of_level, feature_Br, after_Wr, has_sums)
@@ -185,14 +183,19 @@ class BlockDrafter:
         logits_XW = self.model.logits(hidden_XD)
         has_law = self._has_law(is_drawn)
         noise = self._noise_of_block(logits_XW, len(hidden_KBD), is_drawn)
+        temperature_B = None if noise is None else noise.noise_keys.temperatures[:B]
         scores_kX, ids_kX = best_candidates(logits_XW, selector.top_k, noise)
+        # each candidate is a tile of its own
+        sums_kX = torch.ones_like(scores_kX) if self.calibration is not None else None
         projected_Xs = selector.hidden_projection(hidden_XD)
         for level in range(len(hidden_KBD)):
-            here, to = slice(level * B, (level + 1) * B), self._level(level)
+            here = slice(level * B, (level + 1) * B)
+            to = self._level(level, temperature_B=temperature_B)
             scores_kB, ids_kB = scores_kX[:, here], ids_kX[:, here]
             selector.add(scores_kB, ids_kB, token_B, projected_Xs[here])
             if use_triton(scores_kB) and not has_law:
-                launch_write_nodes(TileMaxima(scores_kB, ids_kB), to)  # each is a tile of its own
+                sums_kB = None if sums_kX is None else sums_kX[:, here]
+                launch_write_nodes(TileMaxima(scores_kB, ids_kB, sums_kB), to)
             else:
                 logits_BW = of_all_ids(scores_kB, ids_kB, logits_XW.shape[1])
                 draw = perturbation(to, logits_BW, self.rule) if has_law else None
@@ -230,7 +233,12 @@ class BlockDrafter:
             logits_XW = logits_XW + linear(*bias, out_dtype=logits_XW.dtype)
         write_level(logits_XW, to, perturbation(to, logits_XW, self.rule) if is_drawn else None)
 
-    def _level(self, level: int, confidence_B: Tensor | None = None) -> DraftLevel:
+    def _level(
+        self,
+        level: int,
+        confidence_B: Tensor | None = None,
+        temperature_B: Tensor | None = None,
+    ) -> DraftLevel:
         return DraftLevel(
             buffers=self.buffers,
             state=self.state,
@@ -240,6 +248,7 @@ class BlockDrafter:
             max_model_len=self.sizes.max_model_len,
             calibration=self.calibration,
             confidence_B=confidence_B,
+            temperature_B=temperature_B,
         )
 
 

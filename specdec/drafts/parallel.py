@@ -3,8 +3,9 @@
 The extension and the first draft, of the seeds, are those of any EAGLE head (eagle.py). The rows
 after a seed embed the mask token and have the mask's feature in place of the target's; each sees
 the rows before it (rounds/block_rows.py), and proposes what an EAGLE head's level there would. No
-row knows what others propose, and nothing is recycled. One draft needs no masks: then the head is
-run as an EAGLE head.
+row knows what others propose, and nothing is recycled. So if the number of drafts adapts, fewer
+rows propose the first ones of more. One draft needs no masks; an engine that never drafts more
+runs the head as an EAGLE head.
 """
 
 from collections.abc import Callable
@@ -33,29 +34,33 @@ class ParallelDrafter(EagleDrafter):
     def propose(self, step: Step) -> None:
         """Write the drafts after the first."""
         how = step.passes.draft_decode
-        assert how is not None, step
+        if how is None:  # one draft is all
+            return
         if how.mode is CUDAGraphMode.FULL:
             self.graphs.decode.run_fullgraph(how.descriptor)
         else:
-            rows = self.sizes.block_rows
+            rows = self.sizes.rows_of_block(step.next_shape.levels)
             masks = self.contexts.block_rows(step.num_reqs, rows, step.max_seq_len + rows, how)
             self._propose_masks(masks, step.num_reqs, step.proposal)
 
     def _make_propose(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
-        masks = self.contexts.dummy_block_rows(desc, self.sizes.block_rows, warmup)
-        return partial(self._propose_masks, masks, desc.num_tokens, proposal_of(desc))
+        proposal = proposal_of(desc)
+        rows = self.sizes.rows_of_block(proposal.block)
+        masks = self.contexts.dummy_block_rows(desc, rows, warmup)
+        return partial(self._propose_masks, masks, desc.num_tokens, proposal)
 
     def _propose_masks(self, context: ForwardContext, num_reqs: int, proposal: Proposal) -> None:
         buffers, model, X = self.buffers, self.model, context.num_tokens
+        rows_per_req = X // num_reqs
         mask_token = model.config.mask_token_id
         assert mask_token is not None, model.config
         assert model.mask_feature_1D is not None, "set_mask was not called"
-        laid_out = num_reqs, self.sizes.block_rows, mask_token, self.sizes.max_model_len
+        laid_out = num_reqs, rows_per_req, mask_token, self.sizes.max_model_len
         fill_blocks(buffers, self.state, *laid_out)
         rows = buffers.block_ids[:X], model.mask_feature_1D, self._features[:X]
         with set_forward_context(context):
             normed_XD, _ = model.next_level(*rows)
-        normed_BKD = normed_XD.view(num_reqs, self.sizes.block_rows, -1)
+        normed_BKD = normed_XD.view(num_reqs, rows_per_req, -1)
         normed_KBD = normed_BKD.transpose(0, 1).contiguous()
         levels = [self._level(1 + i, num_reqs, proposal) for i in range(len(normed_KBD))]
         draw = partial(perturbation, rule=self.rule) if proposal.is_drawn else None

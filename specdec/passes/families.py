@@ -13,7 +13,7 @@ Where rows are shared out (EngineSizes.is_adaptive), target.decode and draft.pre
 requests and rows, and draft.decode is one level, replayed for each. captured.py says which sizes
 there are. A draft that proposes blocks extends its KV in draft.prefill, after rounds alone, plain
 ones among them, and proposes in draft.decode, with graphs of each length; it has no other family.
-P-EAGLE has its further levels in one pass.
+P-EAGLE has its further levels in one pass, with graphs of each number of them.
 
 The target's graphs end at the hidden states; its tokens are chosen after them, kernel by kernel
 unless target.choice does it. The draft chooses inside its own, so those of each Proposal are a kind
@@ -113,14 +113,16 @@ class GraphFamilies:
             assert self.draft.extend is not None, "the number of drafts is fixed"
             extend = self.draft.extend.dispatch(B, B, 1)
             return Passes(target=target, draft_prefill=extend, extends_only=True)
-        block = round.next_shape.levels if self._drafts_blocks else 0
+        block = round.next_shape.levels if self._sizes.block_rows else 0
         proposal = Proposal(is_drawn, round.next_shape.is_wide, block)
         prefill = self._extending(round, proposal)
         if not round.proposes:
             # the graphs of rounds propose, wanted or not
             is_only = len(round.parts) > 0
             return Passes(target=target, draft_prefill=prefill, extends_only=is_only)
-        decode = self.draft.decode.dispatch(B, B, 1, kind=proposal)
+        decode = None
+        if not block or self._sizes.rows_of_block(block) > 0:
+            decode = self.draft.decode.dispatch(B, B, 1, kind=proposal)
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
 
     def _verifying(self, round: Round, max_seq_len: int) -> Dispatch:
@@ -146,7 +148,7 @@ class GraphFamilies:
                 # padding has paths too, and there is a graph of just their rows
                 num_rows = next(n for n in self.tree_sizes if n >= V) * P
         num_each = None if is_ragged else P
-        kind = ROWS_ALONE if self._drafts_blocks else proposal
+        kind = ROWS_ALONE if self._drafts_blocks else proposal._replace(block=0)
         return prefill.dispatch(V, num_rows, num_each, kind=kind, most_reqs=most_reqs)
 
     def capture(self, captures: Captures) -> None:
@@ -238,9 +240,10 @@ class GraphFamilies:
     def _drafting(self, name: str, mode: CUDAGraphMode, tokens: Sequence[int]) -> CudaGraphManager:
         """Make a family of the draft, with the graphs of each proposal. tokens: of its pieces."""
         widths = (False, True) if self.tree_sizes else (self._sizes.shape_of(1).is_wide,)
-        blocks = self._sizes.chain_lengths if self._drafts_blocks else (0,)
+        is_prefill = name == "draft_prefill"
+        blocks = (0,) if is_prefill else self._sizes.block_lengths or (0,)
         proposals = itertools.starmap(Proposal, itertools.product((False, True), widths, blocks))
-        batches = self._prefills if name == "draft_prefill" else self._levels
+        batches = self._prefills if is_prefill else self._levels
         further = tuple(replace(each, kind=how) for how in proposals for each in batches(how))
         sizes = CaptureSizes(requests=(), tokens=tuple(tokens), further=further)
         return self._manager(name, sizes, mode, self._sizes.path_len)

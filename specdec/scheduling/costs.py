@@ -55,7 +55,7 @@ class StepCosts:
         Where the number of levels varies, steps that draft one level of chains, or no block
     level: each further level, by requests with padding
     blocks: (tokens, what the block that proposes them takes, by requests with padding), ascending;
-        empty: drafts are made level by level
+        of P-EAGLE that proposes those after the first. Empty: drafts are made level by level
     plain: a round of one row each that drafts nothing, by requests with padding
     skipped_ms: a level that is launched after all drafts have stopped; None: drafts never stop
     tree: rounds of trees where drafts may be both; None: no draft is one

@@ -101,7 +101,7 @@ def forwards(runner: Runner) -> Iterator[Step]:
         yield round_of(runner, count, shapes[each], longest=keys)
     if sizes.block_rows:
         most = sizes.max_num_seqs * sizes.block_rows
-        blocks = {length + sizes.extra_rows: chain(length) for length in sizes.chain_lengths}
+        blocks = {sizes.rows_of_block(length): chain(length) for length in sizes.block_lengths}
         for rows, count, keys in attention_cuts(runner, blocks, most):
             shape = PLAIN if sizes.is_adaptive else sizes.shape_of(1)
             next_shape = blocks[rows] if sizes.is_adaptive else shape
@@ -152,7 +152,7 @@ def uniform_shapes(sizes: EngineSizes) -> list[DraftShape]:
 def block_rounds(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
     """List blocks of each length and kind of row count, where their length varies."""
     sizes = runner.sizes
-    for length in sizes.chain_lengths if sizes.is_adaptive and sizes.block_rows else ():
+    for length in sizes.block_lengths if sizes.is_adaptive else ():
         for count in request_counts(runner, length + 1):
             yield round_of(runner, count, PLAIN, flags, chain(length))
 

@@ -208,7 +208,7 @@ def _prompt(runner: Runner, rows: int) -> Step:
     """Make prompts of padding, as far as the sizes allow; several where one is too long."""
     sizes = runner.sizes
     lengths = lengths_of(sizes, min(rows, sizes.max_num_rows))
-    least = PLAIN if sizes.block_rows else chain(1)  # beside which more is priced apart
+    least = chain(1) if sizes.has_seeds else PLAIN  # beside which more is priced apart
     return prompts(runner, lengths, next_shape=least if sizes.is_adaptive else None)
 
 

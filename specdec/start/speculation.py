@@ -115,16 +115,14 @@ def _in_parallel(
         ),
     }
     if not draft.grows_trees:
-        why = f"{kind} proposes as many tokens in every round, as a chain"
-        refused |= {"top_k": (speculation.has_fixed_tree, why)}
-        refused |= {"adaptive": (speculation.adaptive is True, why)}
+        refused |= {"top_k": (speculation.has_fixed_tree, f"{kind} proposes chains alone")}
     for name, (is_given, why) in refused.items():
         if is_given:
             raise ValueError(f"{name}={getattr(speculation, name)!r}: {why}: leave it out")
     if speculation.has_fixed_tree:
         return drafting
     number = given if isinstance(given, int) else usual_number(draft)
-    adapts = drafting.is_adaptive and draft.grows_trees
+    adapts = drafting.is_adaptive
     most = f"up to {number} tokens, as it pays" if adapts else f"{number} tokens for every request"
     logger.info("%s proposes %s, in one pass", kind, most)
     return Drafting(number, adapts)

@@ -44,9 +44,8 @@ KINDS = {  # format and what differs
     "peagle of speculators": ("speculators-peagle", {}),
 }
 FEW = "masks propose", "dspark", "dflash2", "peagle"
-FIXED = "dflash2", "peagle", "peagle of speculators"  # the same number in every round, as chains
-VARIED = [kind for kind in KINDS if kind not in FIXED]
-FEW_VARIED = [kind for kind in FEW if kind in VARIED]
+CHAINS = "dflash2", "peagle", "peagle of speculators"  # without trees
+GROWING = [kind for kind in KINDS if kind not in CHAINS]
 SIZES = {"max_num_seqs": 24, "max_model_len": 256, "device": "cpu"}
 # of blocks of 3 tokens and of 5; rows are cheap
 COSTS = StepCosts(
@@ -190,7 +189,7 @@ def planned(llm, plans):
 VARYING = [("dspark", {"async_scheduling": True, "max_num_batched_tokens": 40}, 4)]
 VARYING += [
     pytest.param(kind, options, 16, marks=pytest.mark.slow)
-    for kind in VARIED
+    for kind in KINDS
     for options in ({}, *(OPTIONS[2:4] if kind in FEW else ()))
 ]
 
@@ -210,10 +209,34 @@ def test_texts_do_not_depend_on_rows_and_blocks_that_vary(
     assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
 
 
+@pytest.mark.parametrize("kind", ["dflash2", "peagle"])
+def test_they_do_not_where_prompts_ride_in_parts_and_are_found_in_the_cache(
+    adapting, demo_llm, prompts, kind
+):
+    """One request, then five at a time, greedy and sampled; plans are made by chance."""
+    long = [*prompts[0], *prompts[1]][:70]
+    asked = [[*long, *prompts[i][:9]] for i in range(5)]
+    params = [
+        SamplingParams(temperature=0.8 * (i % 2), seed=i, max_tokens=12, ignore_eos=True)
+        for i in range(5)
+    ]
+    expected = demo_llm(None).generate(asked, params, use_tqdm=False)
+    llm = adapting(kind, max_num_batched_tokens=30, max_num_seqs=5)
+    at_random(llm, random.Random(3), share=1.0)
+    for num_asked, num_cached in ((1, 0), (5, 64)):
+        found = llm.generate(asked[:num_asked], params[:num_asked], use_tqdm=False)
+        for output, plain in zip(found, expected, strict=False):
+            assert output.outputs[0].token_ids == plain.outputs[0].token_ids
+            assert output.stats.num_cached_tokens == num_cached
+    assert {*llm.engine.planner.statistics.rounds} == {PLAIN, chain(3), chain(5)}
+    assert accepted_by(llm) > 1
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", FEW[1:])
 @pytest.mark.parametrize("costs, drafts", [(COSTS, True), (DEAR, False)])
-def test_blocks_are_proposed_where_they_pay(adapting, prompts, greedy, costs, drafts):
-    llm = adapting("dspark", costs)
+def test_blocks_are_proposed_where_they_pay(adapting, prompts, greedy, kind, costs, drafts):
+    llm = adapting(kind, costs)
     [output] = llm.generate(prompts[:1], greedy(120), use_tqdm=False)
     late = output.stats.num_drafted[len(output.stats.num_drafted) // 2 :]
     share = sum(count > 0 for count in late) / len(late)
@@ -221,7 +244,7 @@ def test_blocks_are_proposed_where_they_pay(adapting, prompts, greedy, costs, dr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", FEW_VARIED)
+@pytest.mark.parametrize("kind", FEW)
 def test_rows_for_whole_blocks_are_the_rounds_of_a_fixed_number(
     adapting, block_llm, prompts, greedy, kind
 ):
@@ -235,10 +258,11 @@ def test_rows_for_whole_blocks_are_the_rounds_of_a_fixed_number(
 
 
 @pytest.mark.slow
-def test_a_prefix_that_plain_rounds_left_serves_later_blocks(adapting, prompts, greedy):
+@pytest.mark.parametrize("kind", FEW[1:])
+def test_a_prefix_that_plain_rounds_left_serves_later_blocks(adapting, prompts, greedy, kind):
     found, tokens = [], None
     for has_cache in (True, False):
-        llm = adapting("dspark", enable_prefix_caching=has_cache)
+        llm = adapting(kind, enable_prefix_caching=has_cache)
         planned(llm, [(1, 0)])
         [output] = llm.generate(prompts[:1], greedy(90), use_tqdm=False)
         tokens = [*prompts[0], *output.outputs[0].token_ids, 11]
@@ -268,7 +292,7 @@ def tree_llm(draft_at):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind, options", [(kind, {}) for kind in VARIED] + [("dspark", each) for each in OPTIONS[2:]]
+    "kind, options", [(kind, {}) for kind in GROWING] + [("dspark", each) for each in OPTIONS[2:]]
 )
 def test_texts_are_those_of_plain_decoding_with_trees(tree_llm, plain, prompts, kind, options):
     llm = tree_llm(kind, **options)
@@ -279,7 +303,7 @@ def test_texts_are_those_of_plain_decoding_with_trees(tree_llm, plain, prompts, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", FEW_VARIED)
+@pytest.mark.parametrize("kind", FEW[:2])
 def test_the_draft_cache_has_no_hole_after_rounds_of_trees(
     tree_llm, block_llm, prompts, greedy, kind
 ):
@@ -380,9 +404,8 @@ def test_a_text_may_end_with_the_context_inside_a_block(block_llm, demo_llm, pro
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind, adapts", [*((kind, False) for kind in FEW), *((kind, True) for kind in FEW_VARIED)]
-)
+@pytest.mark.parametrize("kind", FEW)
+@pytest.mark.parametrize("adapts", [False, True])
 def test_the_draft_cache_is_an_extension_of_the_committed_tokens(
     draft_at, adapting, prompts, greedy, kind, adapts
 ):
@@ -489,7 +512,7 @@ BACKENDS = ["tape", pytest.param("cuda", marks=pytest.mark.gpu)]
         pytest.param(kind, way, marks=pytest.mark.slow)
         for kind in KINDS
         for way in ({}, {"is_adaptive": True}, {"tree": TREE})
-        if not way or kind in VARIED
+        if "tree" not in way or kind in GROWING
     ],
 )
 def test_graphs_change_no_token_and_no_draft(draft_at, prompts, greedy, backend, kind, way):
@@ -508,9 +531,10 @@ def test_graphs_change_no_token_and_no_draft(draft_at, prompts, greedy, backend,
         of_rounds = "draft_prefill", "draft_decode", "target_decode"
         for family in of_rounds:
             assert counters[family].replays[CUDAGraphMode.FULL] > 3, family
-        assert "draft_extend" not in counters
+        has_extend = kind.startswith("peagle") and "is_adaptive" in way
+        assert ("draft_extend" in counters) == has_extend
         alone = of_rounds[1:] if "is_adaptive" in way else ()  # without prompts all are replayed
-        modes = {kind.mode for family in alone for kind in counters[family].batches}
+        modes = {batch.mode for family in alone for batch in counters[family].batches}
         assert CUDAGraphMode.NONE not in modes
 
 

@@ -77,7 +77,7 @@ class EagleConfig:
 
     @property
     def grows_trees(self) -> bool:
-        """Whether drafts are trees on request, and chains of several lengths."""
+        """Whether drafts are trees on request."""
         return not self.is_parallel
 
     @property
@@ -174,7 +174,7 @@ class BlockConfig:
 
     @property
     def grows_trees(self) -> bool:
-        """Whether drafts are trees on request, and chains of several lengths."""
+        """Whether drafts are trees on request."""
         return not self.selector_rank
 
     @property

@@ -552,7 +552,7 @@ def test_a_p_eagle_draft_reads_its_layers_once_or_twice_a_round(pair):
     with pytest.raises(ValueError, match=r"^--trees with a peagle"):
         Bench(masks, 1e12, trees).check_draft()
     bench = Bench(masks, 1e12, BenchOptions())
-    assert bench.auto(masks.eagle) == Drafting(6)
+    assert bench.auto(masks.eagle) == Drafting(6, is_adaptive=True)
     sizes = bytes_of(masks)
     once, twice, more = (sizes.floor_ms(K, 0, 1000) for K in (1, 2, 8))
     assert sizes.draft_step > 0

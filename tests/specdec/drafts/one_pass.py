@@ -1,9 +1,12 @@
 """What tests of drafts that propose in one pass share: an engine that is heard, and checks."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,9 +17,9 @@ from specdec.rounds import propose as propose_module
 from specdec.rounds.upload import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
-from specdec.sizes import EngineSizes
+from specdec.sizes import PLAIN, DraftShape, EngineSizes, chain
 from tests.naive_block import Block
-from tests.naive_eagle import borrow, target_features
+from tests.naive_eagle import borrow, sampled, target_features
 from tests.specdec.tiny_pair import TargetPair
 from tests.weights.formats import Format
 from weights import LoadedEagle, load_eagle
@@ -154,32 +157,83 @@ def check_end_of_context(engine: Engine, naive: Callable[..., Block]) -> None:
         assert engine.runner.draft_cache[:, :, BLOCKS[1], :, 6:].isnan().all()
 
 
-def check_slots(target: TargetPair, make_engine: Callable[[], Engine], num_turns: int) -> None:
+def check_slots(
+    target: TargetPair, make_engine: Callable[[], Engine], shapes: Sequence[DraftShape | None]
+) -> None:
     """Slots after the committed tokens may hold anything.
 
     Those before hold, to the bit, what an extension from scratch writes.
+
+    shapes: what the prompt drafts, then what rounds draft; None: the fixed number
     """
     tokens, engine = prompt_of(58), make_engine()
     engine.start(ROW, BLOCKS)
-    tokens += engine.prefill([tokens], [ROW], [BLOCKS])
-    for turn in range(num_turns):
+    tokens += engine.prefill([tokens], [ROW], [BLOCKS], next_shape=shapes[0])
+    for turn, (shape, next_shape) in enumerate(itertools.pairwise(shapes)):
+        live = engine.K if shape is None else shape.levels
         state = engine.runner.state
         n = int(state.num_computed_tokens[ROW])
         cache = engine.runner.draft_cache[:, :, BLOCKS].transpose(3, 4).flatten(2, 3)
         fresh = make_engine()
         fresh.start(ROW, BLOCKS)
-        assert fresh.prefill([tokens[:n]], [ROW], [BLOCKS])[0] == tokens[n]
+        assert fresh.prefill([tokens[:n]], [ROW], [BLOCKS], next_shape=shape)[0] == tokens[n]
         scratch = fresh.runner.draft_cache[:, :, BLOCKS].transpose(3, 4).flatten(2, 3)
         assert torch.equal(cache[:, :, :n], scratch[:, :, :n])
-        assert torch.equal(state.draft_tokens[ROW], fresh.runner.state.draft_tokens[ROW])
+        drafts, expected = (each.runner.state.draft_tokens[ROW, :live] for each in (engine, fresh))
+        assert torch.equal(drafts, expected)
         poisoned = cache.clone()
         poisoned[:, :, n:] = torch.nan
-        shape = engine.runner.draft_cache[:, :, BLOCKS].transpose(3, 4).shape
-        engine.runner.draft_cache[:, :, BLOCKS] = poisoned.view(shape).transpose(3, 4)
+        as_cache = engine.runner.draft_cache[:, :, BLOCKS].transpose(3, 4).shape
+        engine.runner.draft_cache[:, :, BLOCKS] = poisoned.view(as_cache).transpose(3, 4)
         # some drafts that hold, then one that does not
-        truth = target.reference.greedy(tokens, 5)
-        state.draft_tokens[ROW, : turn + 1] = torch.tensor([*truth[:turn], (truth[turn] + 1) % 96])
-        engine.runner.run_step([ROW], max_num_computed=n)
+        truth, num_held = target.reference.greedy(tokens, 6), min(turn, live)
+        wrong = [(truth[num_held] + 1) % 96]
+        state.draft_tokens[ROW, :live] = torch.tensor([*truth[:num_held], *5 * wrong][:live])
+        how = {"next_shape": next_shape}
+        if shape is not None:
+            how |= {"shared_rows": 1 + live} if live else {"shape": PLAIN}
+        engine.runner.run_step([ROW], max_num_computed=n, **how)
         result = engine.runner.read(1)
-        assert result.num_accepted == [turn]
-        tokens += result.sampled_tokens[0][: turn + 1]
+        assert result.num_accepted == [num_held]
+        tokens += result.sampled_tokens[0][: num_held + 1]
+
+
+def probabilities(found: Block, temperature: float, factors: np.ndarray) -> list[float]:
+    """Path probabilities of drafts, from what the naive draft computed."""
+    probs, path = [], 1.0
+    for i, score_W in enumerate(found.scores_KW.double()):
+        sure = float(((temperature or 1.0) * score_W).softmax(0)[score_W.argmax()])
+        if found.confidences:
+            sure = (sure * found.confidences[i]) ** 0.5
+        sure = min(max(sure, 1e-4), 1 - 1e-4)
+        odds = factors[i] * sure / (1 - sure)
+        path *= odds / (1 + odds)
+        probs.append(path)
+    return probs
+
+
+def check_lengths(
+    engine: Engine, naive: Callable[..., Block], lengths: Sequence[int], temperature: float
+) -> None:
+    """Drafts of a number that varies are the naive ones, and have probabilities; at last none.
+
+    naive: after tokens, K drafts
+    """
+    factors = np.linspace(0.6, 1.5, 2 * engine.K, dtype=np.float32).reshape(2, engine.K)
+    engine.runner.calibrate(factors)
+    state, prompt = engine.runner.state, prompt_of(9)
+    more = {"scores": sampled(temperature, 7)} if temperature else {}
+    flags = SamplingFlags(noise=temperature > 0)
+    for length in lengths:
+        state.draft_probs.fill_(torch.nan)
+        engine.start(ROW, BLOCKS, temperature=temperature, seed=7)
+        how = {"flags": flags, "next_shape": chain(length)}
+        [first] = engine.prefill([prompt], [ROW], [BLOCKS], **how)
+        found = naive([*prompt, first], length, **more)
+        assert state.draft_tokens[ROW, :length].tolist() == found.tokens
+        assert state.num_nodes[ROW] == length
+        expected = probabilities(found, temperature, factors[int(temperature > 0)])
+        assert state.draft_probs[ROW, :length].tolist() == pytest.approx(expected, rel=2e-3)
+        assert state.draft_probs[ROW, length:].isnan().all()
+    engine.prefill([prompt], [ROW], [BLOCKS], next_shape=PLAIN)  # writes context alone
+    assert state.num_nodes[ROW] == 0

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from specdec.rounds import propose as propose_module
+from specdec.sizes import chain
 from tests.naive_eagle import sampled
 from tests.naive_parallel import MUTANTS, propose, read_draft
 from tests.specdec.drafts.one_pass import (
@@ -15,6 +17,7 @@ from tests.specdec.drafts.one_pass import (
     ROW,
     Engine,
     check_end_of_context,
+    check_lengths,
     check_rows_alone,
     check_slots,
     drafts_after,
@@ -160,4 +163,40 @@ def test_masks_end_with_the_context(target, draft_of, monkeypatch):
 
 def test_slots_after_the_committed_tokens_may_hold_anything(target, draft_of, monkeypatch):
     draft, _, _ = draft_of("four layers, d2t")
-    check_slots(target, lambda: Engine(target, draft, 5, monkeypatch), num_turns=2)
+    check_slots(target, lambda: Engine(target, draft, 5, monkeypatch), [None] * 3)
+
+
+def test_they_may_where_the_number_of_drafts_varies(target, draft_of, monkeypatch):
+    draft, _, _ = draft_of("four layers, d2t")
+    make_engine = partial(Engine, target, draft, 5, monkeypatch, is_adaptive=True)
+    check_slots(target, make_engine, [*map(chain, (5, 3, 0, 0, 3, 5, 0))])
+
+
+@pytest.mark.parametrize(
+    "by, temperature",
+    [("twins", 0.8), ("kernels", 0.0)]
+    + [pytest.param(*each, marks=pytest.mark.slow) for each in (("twins", 0.0), ("kernels", 0.8))],
+)
+def test_drafts_of_a_number_that_varies_have_probabilities(
+    target, draft_of, by, temperature, monkeypatch
+):
+    draft, cfg, weights = draft_of("norm before fc")
+    engine = Engine(target, draft, 5, monkeypatch, is_adaptive=True)
+    monkeypatch.setattr(propose_module, "use_triton", lambda _: by == "kernels")
+    check_lengths(engine, partial(naive_after, target, cfg, weights), (5, 3, 1), temperature)
+
+
+def test_fewer_drafts_are_the_first_ones_of_more(target, draft_of, monkeypatch):
+    """To the bit; a single one runs no masks."""
+    draft, _, _ = draft_of("four layers, d2t")
+    engine = Engine(target, draft, 5, monkeypatch, is_adaptive=True)
+    found = {}
+    for length in (1, 3, 5):
+        engine.start(ROW, BLOCKS)
+        engine.prefill([prompt_of(40)], [ROW], [BLOCKS], next_shape=chain(length))
+        found[length] = torch.cat(engine.logits)
+        last = 40 + length - 1
+        assert engine.runner.draft_cache[:, :, BLOCKS[0], :, :last].isfinite().all()
+        assert engine.runner.draft_cache[:, :, BLOCKS[0], :, last:].isnan().all()
+    assert torch.equal(found[1], found[5][:1])
+    assert torch.equal(found[3], found[5][:3])

@@ -173,10 +173,7 @@ AFTER_SEEDS = [(8, 5, 4), (16, 3, 2), (4, 9, 8)]
 
 @pytest.mark.parametrize(
     "group, K, block_rows, is_adaptive",
-    [
-        *((*each, is_adaptive) for each in BLOCKS for is_adaptive in (False, True)),
-        *((*each, False) for each in AFTER_SEEDS),
-    ],
+    [(*each, is_adaptive) for each in (*BLOCKS, *AFTER_SEEDS) for is_adaptive in (False, True)],
 )
 def test_attention_of_blocks_is_compiled_ahead(group, K, block_rows, is_adaptive):
     """A block may have one row less than its request verifies, or half as many."""

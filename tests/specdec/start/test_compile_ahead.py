@@ -14,7 +14,7 @@ from specdec.passes.captured import shared_shapes
 from specdec.requests.params import GREEDY
 from specdec.rounds.logprobs import ROWS_AT_ONCE
 from specdec.scheduling.work import PromptPart
-from specdec.sizes import PLAIN, EngineSizes, TreeShape
+from specdec.sizes import PLAIN, EngineSizes, TreeShape, chain
 from specdec.start.compile_ahead import (
     DRAWN,
     FLAGS,
@@ -173,7 +173,7 @@ def test_rounds_whose_rows_are_shared_out_are_compiled_ahead(max_num_seqs):
     assert len(shapes) <= 64
 
 
-@pytest.mark.parametrize("block_rows", [7, 8])
+@pytest.mark.parametrize("block_rows", [6, 7, 8])
 def test_blocks_whose_length_varies_are_compiled_ahead(block_rows):
     sizes = EngineSizes(
         max_model_len=4096,
@@ -190,9 +190,27 @@ def test_blocks_whose_length_varies_are_compiled_ahead(block_rows):
     list(block_rounds(runner, GREEDY))
     assert {levels for levels, _ in steps} == {4, 7}
     for levels in (4, 7):
-        for rows in (levels, levels + block_rows - 7):
+        # those of a block, and those that propose: after seeds both are one fewer
+        for rows in (min(levels, levels + block_rows - 7), levels + block_rows - 7):
             found = {kind(count * rows) for each, count in steps if each == levels}
             assert found >= {kind(count * rows) for count in range(1, 41)}
+
+
+def test_after_seeds_one_draft_needs_no_block():
+    sizes = EngineSizes(
+        max_model_len=4096,
+        max_num_batched_tokens=8192,
+        max_num_seqs=40,
+        num_kv_blocks=1,
+        num_speculative_tokens=2,
+        is_adaptive=True,
+        block_rows=1,
+    )
+    assert (sizes.chain_lengths, sizes.block_lengths) == ((1, 2), (2,))
+    steps = []
+    runner = SimpleNamespace(sizes=sizes, step_of=lambda round, *_: steps.append(round))
+    list(block_rounds(runner, GREEDY))
+    assert {step.next_shape for step in steps} == {chain(2)}
 
 
 def test_shapes_hold_every_round_that_may_be_asked_for():

@@ -4,18 +4,19 @@ import itertools
 import logging
 import re
 import time
+from functools import partial
 
 import pytest
 
 from specdec import LLM
 from specdec.kernels.tile_shapes import row_class
 from specdec.scheduling.costs import LEAST_PROMPT_ROWS, StepCosts
-from specdec.sizes import PLAIN
+from specdec.sizes import PLAIN, chain
 from specdec.start import step_times
 from specdec.start.measure_costs import AS_NEXT, NEVER, measure_costs, measure_round_costs
 from specdec.start.step_times import apart, as_rounds, between
 from specdec.step import Acts
-from tests.block_pair import write_bigrams
+from tests.block_pair import write_bigrams, write_parallel
 from tests.shared_rows import rows_are_shared
 
 # of rounds on an H200, by classes of rows
@@ -87,6 +88,7 @@ class Device:
         self.now = 0.0
         self.log = []  # "run" and "wait", in order
         self.known = set()
+        self.beside_prompts = set()  # what such steps draft
 
     def run(self, acts, step):
         self.log.append("run")
@@ -98,6 +100,7 @@ class Device:
         if step.num_tokens <= 64 and sizes not in self.known:
             self.now += 1.0
         self.known.add(sizes)
+        self.beside_prompts |= {step.next_shape} if step.parts else set()
         if step.proposes:
             acts.decode_draft(step)
 
@@ -107,6 +110,8 @@ class Device:
         return round_ms(step.num_tokens) - 0.25 * (step.next_shape == PLAIN)
 
     def draft(self, step):
+        if step.passes.draft_decode is None:
+            return
         if self.runner.sizes.block_rows:
             self.now += block_ms(step.next_shape.levels, step.num_reqs)
             return
@@ -204,9 +209,14 @@ def test_trees_cost_what_all_their_levels_do_or_one_that_stops(measured):
         assert tree.ms(n, 1) == pytest.approx(rows_ms + further * 0.125, abs=0.3)
 
 
-def test_blocks_are_priced_apart_from_rounds_by_length_and_requests(measured, tmp_path):
-    draft = write_bigrams(tmp_path, "dflash", markov=None, confidence=None)
-    _, costs, device = measured(20, str(draft))
+@pytest.mark.parametrize("kind", ["dflash", "peagle"])
+def test_blocks_are_priced_apart_from_rounds_by_length_and_requests(measured, tmp_path, kind):
+    """The first draft of P-EAGLE is not, since its rounds make it in any case."""
+    write = partial(write_bigrams, format="dflash", markov=None, confidence=None)
+    if kind == "peagle":
+        write = partial(write_parallel, format="p-eagle")
+    _, costs, device = measured(20, str(write(tmp_path)))
+    assert device.beside_prompts == {chain(1) if kind == "peagle" else PLAIN}
     assert dict(costs.rounds) == pytest.approx({n: round_ms(n) - 0.25 for n, _ in costs.rounds})
     assert dict(costs.mixed) == pytest.approx({n: mixed_ms(n) for n, _ in costs.mixed})
     assert costs.plain[-1] == (20, pytest.approx(round_ms(20) - 0.25))
@@ -239,13 +249,15 @@ class HostMark(Mark):
 
 
 @pytest.mark.parametrize(
-    "k", ["auto", *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 0, "block"))]
+    "k", ["auto", *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 0, "block", "peagle"))]
 )
 def test_every_step_that_is_measured_runs(monkeypatch, tmp_path, k):
     monkeypatch.setattr(step_times, "mark", HostMark)
     draft = {"model": "demo", "num_speculative_tokens": k}
     if k == "block":
         draft = {"model": str(write_bigrams(tmp_path, "deepspec-dspark"))}
+    if k == "peagle":
+        draft = {"model": str(write_parallel(tmp_path, "p-eagle"))}
     with rows_are_shared():
         runner = LLM("demo", draft, max_num_seqs=4, max_model_len=256, device="cpu").engine.runner
     with runner.stopping_below(NEVER):
@@ -255,7 +267,8 @@ def test_every_step_that_is_measured_runs(monkeypatch, tmp_path, k):
             costs = measure_round_costs(runner, steps)
             assert all(ms > 0 for _, ms in costs.plain)
             assert all((ms > 0) == (k != 1) for _, ms in costs.level)
-            assert (len(costs.blocks), len(costs.level) > 0) == ((2, 0) if k == "block" else (0, 1))
+            has_blocks = k in ("block", "peagle")
+            assert (len(costs.blocks), len(costs.level) > 0) == ((2, 0) if has_blocks else (0, 1))
             assert all(ms > 0 for _, by_requests in costs.blocks for _, ms in by_requests)
             assert (costs.tree is not None) == (k == "auto")
 

@@ -112,23 +112,23 @@ def test_what_a_block_draft_cannot_do_is_refused(values, words):
         checked(**values)
 
 
-def test_a_selector_chooses_among_whole_blocks_as_a_chain():
+def test_a_selector_chooses_among_blocks_as_a_chain():
     dflash2 = replace(BLOCK, **DFLASH2)
-    assert checked(dflash2) == Drafting(5)
-    for values in ({"adaptive": True}, {"num_speculative_tokens": 4, "top_k": 3}):
-        with pytest.raises(ValueError, match=r"a dflash2 draft proposes as many .* as a chain"):
-            checked(dflash2, **values)
+    assert checked(dflash2) == checked(dflash2, adaptive=True) == Drafting(5, is_adaptive=True)
+    assert checked(dflash2, adaptive=False) == Drafting(5)
+    with pytest.raises(ValueError, match=r"^top_k=3: a dflash2 draft proposes chains alone"):
+        checked(dflash2, num_speculative_tokens=4, top_k=3)
 
 
-def test_a_p_eagle_draft_proposes_the_same_number_in_every_round(caplog):
+def test_a_p_eagle_draft_proposes_as_many_tokens_as_pay_or_a_fixed_number():
     assert [PEAGLE.block_rows(K) for K in (0, 1, 2, 5)] == [0, 0, 1, 4]
     assert eagle3_config(tiny_target()).block_rows(5) == 0
-    assert checked(PEAGLE) == Drafting(8)
-    assert checked(replace(PEAGLE, trained_drafts=5)) == Drafting(5)
-    assert checked(PEAGLE, num_speculative_tokens=12) == Drafting(12)
+    assert checked(PEAGLE) == checked(PEAGLE, adaptive=True) == Drafting(8, is_adaptive=True)
+    assert checked(replace(PEAGLE, trained_drafts=5), adaptive=False) == Drafting(5)
+    assert checked(PEAGLE, num_speculative_tokens=12) == Drafting(12, is_adaptive=True)
+    assert checked(PEAGLE, acceptance="rejection") == Drafting(8)
     for values, words in (
-        ({"num_speculative_tokens": 4, "top_k": 3}, "^top_k=3: a peagle draft .* as a chain"),
-        ({"adaptive": True}, "^adaptive=True: a peagle draft"),
+        ({"num_speculative_tokens": 4, "top_k": 3}, "^top_k=3: a peagle draft .* chains alone"),
         ({"draft_confidence_threshold": 0.2}, "^draft_confidence_threshold=0.2: a peagle draft"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -83,6 +83,11 @@ class TreeShape:
         """Choose the shape of a step with this many requests, padding included or not."""
         return _shape_of(self, num_reqs)
 
+    def within(self, num_levels: int) -> "TreeShape":
+        """Cut trees to this many levels, at least 2."""
+        smaller = tuple((n, min(levels, num_levels), nodes) for n, levels, nodes in self.smaller)
+        return replace(self, num_levels=min(self.num_levels, num_levels), smaller=smaller)
+
     @property
     def drafts(self) -> DraftShape:
         return DraftShape(self.num_levels, self.top_k, self.num_nodes)

@@ -21,6 +21,7 @@ from specdec.start.speculation import (
     MOST_LEVELS,
     Drafting,
     check_number,
+    of_blocks,
     of_draft,
     usual_number,
 )
@@ -91,9 +92,9 @@ class Bench:
 
     def auto(self, eagle: LoadedEagle) -> Drafting:
         """Draft as many tokens as pay; of a parallel draft at most what it is trained for."""
-        if eagle.config.is_parallel:
-            return Drafting(usual_number(eagle.config), is_adaptive=True)
         adaptive = Drafting(MOST_LEVELS, True, AUTO_TREE, confidence_threshold=None)
+        if eagle.config.is_parallel:
+            return of_blocks(adaptive, eagle.config, usual_number(eagle.config))
         return of_draft(adaptive, eagle.config.draft_vocab_size)
 
     def has_time(self, what: str) -> bool:

@@ -14,12 +14,13 @@ that drafts have a law, in which no other token is likely; the markov head is ap
 A row serves all nodes of its depth in a tree: they have its logits, a DSpark draft's after what the
 head says of each node, for all ids.
 
-If the number of drafts adapts, a step may run shorter blocks, or none (PLAIN), and drafts have
-probabilities, with which the confidence head has a say; a selector's are among its candidates.
+If the number of drafts adapts, a step may run shorter blocks, or none (PLAIN), or draft a tree, of
+whose levels each has a row. Chains then have probabilities, with which the confidence head has a
+say; a selector's are among its candidates.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from graphs.context import ForwardContext, set_forward_context
 from graphs.modes import BatchDescriptor, CUDAGraphMode
+from specdec.drafts.eagle import proposal_of
 from specdec.drafts.perturbation import perturbation, perturbation_of_block
 from specdec.kernels import use_triton
 from specdec.kernels.best_children import Perturbation
@@ -48,7 +50,7 @@ from specdec.rounds.level import DraftLevel
 from specdec.rounds.propose import launch_write_nodes, propose_levels, write_level
 from specdec.rounds.state import RequestState
 from specdec.rounds.step_sizes import Proposal, Step
-from specdec.sizes import EngineSizes
+from specdec.sizes import DraftShape, EngineSizes
 
 # what markov_w2 reads, and confidences, by level
 Said = Iterator[tuple[Tensor | None, Tensor | None]]
@@ -89,9 +91,10 @@ class BlockDrafter:
         if how.mode is CUDAGraphMode.FULL:
             self.graphs.decode.run_fullgraph(how.descriptor)
         else:
-            rows = self.sizes.rows_of_block(step.next_shape.levels)
+            proposal = step.proposal._replace(block=step.next_shape.levels)
+            rows = self._rows(step.num_reqs, proposal)
             blocks = self.contexts.block_rows(step.num_reqs, rows, step.max_seq_len + rows, how)
-            self._propose(blocks, step.num_reqs, step.proposal.is_drawn)
+            self._propose(blocks, step.num_reqs, proposal)
 
     def captures(self) -> Captures:
         """List what is captured, in order."""
@@ -102,18 +105,25 @@ class BlockDrafter:
         return partial(self._extend, desc.num_tokens)
 
     def _make_propose(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
-        assert isinstance(desc.kind, Proposal), desc
-        rows = self.sizes.rows_of_block(desc.kind.block)
+        proposal = proposal_of(desc)
+        rows = self._rows(desc.num_tokens, proposal)
         blocks = self.contexts.dummy_block_rows(desc, rows, warmup)
-        return partial(self._propose, blocks, desc.num_tokens, desc.kind.is_drawn)
+        return partial(self._propose, blocks, desc.num_tokens, proposal)
+
+    def _rows(self, num_reqs: int, proposal: Proposal) -> int:
+        """Count the rows of a block, which has one for each level of a tree."""
+        is_wide = proposal.is_wide
+        levels = self.sizes.shape_of(num_reqs, is_wide).levels if is_wide else proposal.block
+        return self.sizes.rows_of_block(levels)
 
     def _extend(self, num_rows: int) -> None:
         buffers = self.buffers
         rows = buffers.positions[:num_rows], buffers.slot_mapping[:num_rows]
         self.model.extend(buffers.features[:num_rows], rows, self.contexts.kv_cache)
 
-    def _propose(self, blocks: ForwardContext, num_reqs: int, is_drawn: bool) -> None:
+    def _propose(self, blocks: ForwardContext, num_reqs: int, proposal: Proposal) -> None:
         """Run the rows of blocks, and write the drafts level by level."""
+        is_drawn = proposal.is_drawn
         buffers, model, X = self.buffers, self.model, blocks.num_tokens
         rows = X // num_reqs
         laid_out = num_reqs, rows, model.config.mask_token_id, self.sizes.max_model_len
@@ -127,8 +137,9 @@ class BlockDrafter:
         if model.candidate_selector is not None:
             self._propose_selected(hidden_KBD, model.candidate_selector, anchor_B, is_drawn)
             return
-        is_chain = not self.sizes.shape_of(1).is_wide
-        said = self._said(hidden_KBD, anchor_B)
+        shape = self.sizes.shape_of(num_reqs, proposal.is_wide)
+        is_chain = not shape.is_wide
+        said = self._said(hidden_KBD, anchor_B, shape)
         if model.markov_head is None and is_chain:
             levels = [self._level(i, confidence_B) for i, (_, confidence_B) in enumerate(said)]
             draw = partial(perturbation, rule=self.rule) if is_drawn else None
@@ -141,7 +152,8 @@ class BlockDrafter:
         for level in range(len(hidden_KBD)):
             logits_BW = logits_XW[level * num_reqs :][:num_reqs]
             feature_Xr, confidence_X = next(said)
-            self._write(logits_BW, feature_Xr, self._level(level, confidence_X), is_drawn)
+            to = replace(self._level(level, confidence_X), shape=shape)
+            self._write(logits_BW, feature_Xr, to, is_drawn)
 
     def _has_law(self, is_drawn: bool) -> bool:
         """Whether a draft's law is kept, for p/q."""
@@ -202,20 +214,21 @@ class BlockDrafter:
                 write_level(logits_BW, to, draw)
             token_B = self.buffers.draft_last_tokens[:B]
 
-    def _said(self, hidden_KBD: Tensor, token_B: Tensor) -> Said:
+    def _said(self, hidden_KBD: Tensor, token_B: Tensor, shape: DraftShape) -> Said:
         """Yield what markov_w2 reads, and confidences, level by level, of the rows with children.
 
         Each level is asked for once the tokens before it are written. token: the anchors
         """
         head, confidence_head, state_Xr = self.model.markov_head, self.model.confidence_head, None
-        token_X, X = token_B, len(token_B) * self.sizes.shape_of(1).width
+        token_X, X = token_B, len(token_B) * shape.width
+        has_confidence = self.calibration is not None and not shape.is_wide
         for hidden_BD in hidden_KBD:
             hidden_XD = _spread(hidden_BD, len(token_X))
             e_Xr = feature_Xr = confidence_X = None
             if head is not None:
                 e_Xr = head.markov_w1(token_X)
                 feature_Xr, state_Xr = head(e_Xr, hidden_XD, state_Xr)
-            if confidence_head is not None and self.calibration is not None:
+            if confidence_head is not None and has_confidence:
                 confidence_X = confidence_head(hidden_XD, e_Xr)
             yield feature_Xr, confidence_X
             token_X = self.buffers.draft_last_tokens[:X]

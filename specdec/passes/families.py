@@ -12,7 +12,8 @@
 Where rows are shared out (EngineSizes.is_adaptive), target.decode and draft.prefill have graphs by
 requests and rows, and draft.decode is one level, replayed for each. captured.py says which sizes
 there are. A draft that proposes blocks extends its KV in draft.prefill, after rounds alone, plain
-ones among them, and proposes in draft.decode, with graphs of each length; it has no other family.
+ones among them, and proposes in draft.decode, with graphs of each length and of trees; it has no
+other family.
 P-EAGLE has its further levels in one pass, with graphs of each number of them.
 
 The target's graphs end at the hidden states; its tokens are chosen after them, kernel by kernel
@@ -21,7 +22,6 @@ of their own: greedy or drawn, of width 1 or above. In counters and logs the dot
 cuda_graph_modes sets plain and choice with target_decode.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -113,7 +113,8 @@ class GraphFamilies:
             assert self.draft.extend is not None, "the number of drafts is fixed"
             extend = self.draft.extend.dispatch(B, B, 1)
             return Passes(target=target, draft_prefill=extend, extends_only=True)
-        block = round.next_shape.levels if self._sizes.block_rows else 0
+        has_block = self._sizes.block_rows > 0 and not round.next_shape.is_wide
+        block = round.next_shape.levels if has_block else 0
         proposal = Proposal(is_drawn, round.next_shape.is_wide, block)
         prefill = self._extending(round, proposal)
         if not round.proposes:
@@ -242,7 +243,8 @@ class GraphFamilies:
         widths = (False, True) if self.tree_sizes else (self._sizes.shape_of(1).is_wide,)
         is_prefill = name == "draft_prefill"
         blocks = (0,) if is_prefill else self._sizes.block_lengths or (0,)
-        proposals = itertools.starmap(Proposal, itertools.product((False, True), widths, blocks))
+        kinds = [(is_wide, block) for is_wide in widths for block in ((0,) if is_wide else blocks)]
+        proposals = [Proposal(is_drawn, *kind) for is_drawn in (False, True) for kind in kinds]
         batches = self._prefills if is_prefill else self._levels
         further = tuple(replace(each, kind=how) for how in proposals for each in batches(how))
         sizes = CaptureSizes(requests=(), tokens=tuple(tokens), further=further)
@@ -257,8 +259,9 @@ class GraphFamilies:
         if proposal.is_wide:  # after few rows of chains, these are padded
             own = ((n, sizes.shape_of(n, is_wide=True).path_len) for n in self.tree_sizes)
             found = {(n, n * Q) for n, path_len in own for Q in (path_len, P)}
-        elif self._drafts_blocks:
+        elif self._drafts_blocks:  # after rounds of any kind
             found |= {(n, n) for n in self.target.of_round(1).sizes.requests}
+            found |= {(n, n * sizes.shape_of(n, is_wide=True).path_len) for n in self.tree_sizes}
         shapes = sorted(found, key=lambda shape: (shape[1], shape[0]))
         return [BatchDescriptor(rows, n) for n, rows in shapes]
 

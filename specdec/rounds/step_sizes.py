@@ -17,7 +17,7 @@ class Proposal(NamedTuple):
     """How the draft proposes.
 
     is_drawn: with noise, for a sampled request. is_wide: several children of a node
-    block: how many tokens in one pass; 0: level by level
+    block: how many tokens of a chain in one pass; 0: level by level, or as many as a tree has
     """
 
     is_drawn: bool

@@ -101,7 +101,8 @@ def forwards(runner: Runner) -> Iterator[Step]:
         yield round_of(runner, count, shapes[each], longest=keys)
     if sizes.block_rows:
         most = sizes.max_num_seqs * sizes.block_rows
-        blocks = {sizes.rows_of_block(length): chain(length) for length in sizes.block_lengths}
+        lengths = {*sizes.block_lengths, *tree_levels(sizes)}
+        blocks = {sizes.rows_of_block(length): chain(length) for length in sorted(lengths)}
         for rows, count, keys in attention_cuts(runner, blocks, most):
             shape = PLAIN if sizes.is_adaptive else sizes.shape_of(1)
             next_shape = blocks[rows] if sizes.is_adaptive else shape
@@ -183,6 +184,11 @@ def tree_counts(sizes: EngineSizes) -> list[int]:
     return [n for n in sizes.tree.first_requests if n <= sizes.max_tree_requests]
 
 
+def tree_levels(sizes: EngineSizes) -> list[int]:
+    """List how many levels trees have, where other rounds are of chains."""
+    return [sizes.shape_of(n, is_wide=True).levels for n in tree_counts(sizes)]
+
+
 def tree_round(
     runner: Runner,
     num_reqs: int,
@@ -227,12 +233,13 @@ def request_counts(runner: Runner, query_len: int) -> Iterable[int]:
 
     All requests are among them: their number is what some kernels go by.
     """
-    most, tree = runner.sizes.max_num_seqs, runner.sizes.tree
+    sizes, most = runner.sizes, runner.sizes.max_num_seqs
+    tree = None if sizes.is_adaptive else sizes.tree  # else rounds of trees are listed apart
     each = [query_len]
     if query_len > 1 and tree is not None:
         each.append(tree.top_k)
-    if query_len > 1 and runner.sizes.block_rows:  # the rows of a block, and those that propose
-        proposing = query_len - 1 - runner.sizes.has_seeds
+    if query_len > 1 and sizes.block_rows:  # the rows of a block, and those that propose
+        proposing = query_len - 1 - sizes.has_seeds
         each += (proposing,) if tree is None else (tree.num_levels, tree.num_levels + 1)
     return dict.fromkeys(count for rows in each for count in (*counts_by_kind(rows, most), most))
 

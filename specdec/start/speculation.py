@@ -104,7 +104,7 @@ def of_checkpoint(
 def _in_parallel(
     drafting: Drafting, speculation: SpeculativeConfig, draft: DraftConfig
 ) -> Drafting:
-    """Draft a block in every round, or a tree from it; if it adapts, half of one or none."""
+    """Draft a block in every round, or a tree from it; if it adapts, also half of one or none."""
     given, kind = speculation.num_speculative_tokens, f"a {draft.method} draft"
     if isinstance(given, int):
         check_number(given, draft)
@@ -122,10 +122,19 @@ def _in_parallel(
     if speculation.has_fixed_tree:
         return drafting
     number = given if isinstance(given, int) else usual_number(draft)
-    adapts = drafting.is_adaptive
-    most = f"up to {number} tokens, as it pays" if adapts else f"{number} tokens for every request"
+    found = of_blocks(drafting, draft, number)
+    most = f"{number} tokens for every request"
+    if found.is_adaptive:
+        most = f"up to {number} tokens{' or a tree' if found.tree else ''}, as it pays"
     logger.info("%s proposes %s, in one pass", kind, most)
-    return Drafting(number, adapts)
+    return found
+
+
+def of_blocks(drafting: Drafting, draft: DraftConfig, number: int) -> Drafting:
+    """Draft `number` tokens in one pass, or at most; trees of "auto" have as many levels."""
+    tree = drafting.tree if draft.grows_trees and number > 1 else None
+    tree = None if tree is None else tree.within(number)
+    return of_draft(Drafting(number, drafting.is_adaptive, tree), draft.draft_vocab_size)
 
 
 def usual_number(draft: DraftConfig) -> int:

@@ -51,6 +51,7 @@ SIZES = {"max_num_seqs": 24, "max_model_len": 256, "device": "cpu"}
 COSTS = StepCosts(
     rounds=((1024, 1.0),), plain=((24, 0.9),), blocks=((3, ((24, 0.1),)), (5, ((24, 0.2),)))
 )
+TREE = TreeShape(num_levels=5, top_k=3, num_nodes=11, smaller=((3, 4, 8),))
 DEAR = dataclasses.replace(COSTS, blocks=((3, ((24, 9.0),)), (5, ((24, 9.0),))))
 
 
@@ -165,23 +166,27 @@ def test_they_are_whatever_the_batch_chunk_and_cache(draft_at, prompts, plain, k
 
 @pytest.fixture(scope="session")
 def adapting(draft_at):
-    """adapting(kind, costs, **options): an engine that drafts blocks as they pay."""
+    """adapting(kind, costs, tree, **options): an engine that drafts blocks as they pay."""
 
-    def build(kind, costs=COSTS, **options):
+    def build(kind, costs=COSTS, tree=None, **options):
         chosen = {"model": str(draft_at(kind)), "num_speculative_tokens": 5, "adaptive": True}
-        with rows_are_shared(costs):
+        with rows_are_shared(costs, tree):
             return LLM("demo", chosen, **SIZES | options)
 
     return build
 
 
 def planned(llm, plans):
-    """Make these the plans of the next rounds, the last of them again and again."""
+    """Make these the plans of the next rounds, the last of them again and again.
+
+    plans: rows and how many tokens a chain has; "tree": a tree
+    """
     left = list(plans)
 
     def plan(coming):
         rows, levels = left.pop(0) if len(left) > 1 else left[0]
-        return RoundPlan(max(coming.num_requests, rows), chain(levels))
+        shape = coming.tree if levels == "tree" else chain(levels)
+        return RoundPlan(max(coming.num_requests, rows), shape)
 
     llm.engine.planner.plan = plan
 
@@ -206,6 +211,18 @@ def test_texts_do_not_depend_on_rows_and_blocks_that_vary(
     assert 0 < stats.num_wasted < stats.num_rows
     assert (llm.engine.planner.factors != 1).any()
     assert accepted_by(llm) > 3 or kind in ("dflash", "rnn")  # which know no bigrams
+    assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", GROWING)
+def test_texts_do_not_depend_on_chains_and_trees_in_turn(adapting, demo_llm, prompts, kind):
+    llm = adapting(kind, tree=TREE, max_num_seqs=5)
+    at_random(llm, random.Random(4), share=1.0)
+    assert texts(llm, prompts, 12) == texts(demo_llm(None), prompts, 12)
+    shapes = {*llm.engine.planner.statistics.rounds}
+    assert shapes == {PLAIN, chain(3), chain(5), TREE.of(1).drafts, TREE.of(3).drafts}
+    assert accepted_by(llm) > 3 or kind in ("dflash", "rnn")
     assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
 
 
@@ -273,9 +290,6 @@ def test_a_prefix_that_plain_rounds_left_serves_later_blocks(adapting, prompts, 
 
 
 # --- trees
-
-
-TREE = TreeShape(num_levels=5, top_k=3, num_nodes=11)
 
 
 @pytest.fixture(scope="session")
@@ -404,8 +418,11 @@ def test_a_text_may_end_with_the_context_inside_a_block(block_llm, demo_llm, pro
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", FEW)
-@pytest.mark.parametrize("adapts", [False, True])
+@pytest.mark.parametrize(
+    "kind, adapts",
+    [(kind, adapts) for kind in FEW for adapts in (False, True)]
+    + [(kind, "trees") for kind in FEW[:2]],
+)
 def test_the_draft_cache_is_an_extension_of_the_committed_tokens(
     draft_at, adapting, prompts, greedy, kind, adapts
 ):
@@ -413,8 +430,10 @@ def test_the_draft_cache_is_an_extension_of_the_committed_tokens(
     chosen = {"model": str(draft_at(kind)), "num_speculative_tokens": 5}
     after_rounds, scratch = (LLM("demo", chosen, **SIZES | {"max_num_seqs": 1}) for _ in range(2))
     if adapts:
-        after_rounds = adapting(kind, max_num_seqs=1)
-        planned(after_rounds, [(1, 0), (1, 3), (2, 5), (6, 0), (1, 0), (1, 5), (4, 3)] * 6)
+        tree, wide = (TREE, [(1, "tree"), (1, "tree"), (1, 3), (4, "tree")])
+        after_rounds = adapting(kind, max_num_seqs=1, tree=tree if adapts == "trees" else None)
+        plans = [(1, 0), (1, 3), (2, 5), (6, 0), (1, 0), (1, 5), (4, 3)]
+        planned(after_rounds, [*plans, *(wide if adapts == "trees" else ())] * 6)
     [output] = after_rounds.generate([prompts[0]], greedy(40), use_tqdm=False)
     tokens = prompts[0] + output.outputs[0].token_ids
     scratch.generate([tokens[:-1]], greedy(1), use_tqdm=False)
@@ -423,7 +442,7 @@ def test_the_draft_cache_is_an_extension_of_the_committed_tokens(
         for llm in (after_rounds, scratch)
     ]
     assert torch.equal(*rows)
-    assert output.stats.num_rounds < 30 + 10 * adapts
+    assert output.stats.num_rounds < (40 if adapts else 30)
 
 
 @pytest.mark.slow
@@ -501,6 +520,8 @@ def run(engine, requests):
     return [(output.outputs[0].token_ids, output.stats.rounds) for output in outputs]
 
 
+ALIKE = dataclasses.replace(TREE, smaller=())
+WAYS = {}, {"is_adaptive": True}, {"is_adaptive": True, "tree": TREE}, {"tree": ALIKE}
 DTYPES = {"tape": (torch.float32,), "cuda": (torch.float32, torch.bfloat16)}
 BACKENDS = ["tape", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -511,7 +532,7 @@ BACKENDS = ["tape", pytest.param("cuda", marks=pytest.mark.gpu)]
     [
         pytest.param(kind, way, marks=pytest.mark.slow)
         for kind in KINDS
-        for way in ({}, {"is_adaptive": True}, {"tree": TREE})
+        for way in WAYS
         if "tree" not in way or kind in GROWING
     ],
 )

@@ -111,20 +111,24 @@ MIXTURE = [
 
 
 @pytest.mark.parametrize(
-    "backend, threshold",
+    "backend, draft, threshold",
     [
-        ("eager", 0.0),
-        pytest.param(
-            "tape", 0.12, marks=pytest.mark.slow
-        ),  # e2e/test_auto_trees.py takes turns too
-        pytest.param("tape", 0.0, marks=pytest.mark.slow),
-        pytest.param("cuda", 0.0, marks=pytest.mark.gpu),
-        pytest.param("cuda", 0.12, marks=pytest.mark.gpu),
+        ("eager", "eagle3", 0.0),
+        ("eager", "dspark", 0.0),
+        # e2e/test_auto_trees.py takes turns too
+        pytest.param("tape", "eagle3", 0.12, marks=pytest.mark.slow),
+        pytest.param("tape", "eagle3", 0.0, marks=pytest.mark.slow),
+        pytest.param("tape", "dflash", 0.0, marks=pytest.mark.slow),
+        pytest.param("tape", "dspark", 0.0, marks=pytest.mark.slow),
+        pytest.param("cuda", "eagle3", 0.0, marks=pytest.mark.gpu),
+        pytest.param("cuda", "eagle3", 0.12, marks=pytest.mark.gpu),
+        pytest.param("cuda", "dspark", 0.0, marks=pytest.mark.gpu),
     ],
 )
-def test_chains_and_trees_in_turn_over_poison_equal_clean_eager_ones(backend, threshold):
+def test_chains_and_trees_in_turn_over_poison_equal_clean_eager_ones(backend, draft, threshold):
     captures, device = make_backend(backend)
-    pair = tiny("eagle3", device)
+    pair = tiny(draft, device)
+    is_block = draft != "eagle3"
     traces = []
     for is_clean in (True, False):
         config = GraphConfig(request_sizes=(2,), token_sizes=(48,))
@@ -135,16 +139,20 @@ def test_chains_and_trees_in_turn_over_poison_equal_clean_eager_ones(backend, th
         walk.prefill()
         after_prompts = runner.graphs.counters()["draft_decode"].replays.copy()
         for rows, shape, shared_rows, next_shape in MIXTURE:
+            if is_block and next_shape == chain(1):
+                next_shape = chain(2)  # half a block
             walk.step(rows, shape=shape, shared_rows=shared_rows, next_shape=next_shape)
         traces.append(walk.trace)
     assert_same(*traces)
     if captures is not None:
         counters = runner.graphs.counters()
         assert counters["target_decode"].replays == {FULL: 10}
-        assert counters["target_plain"].replays == counters["draft_extend"].replays == {FULL: 1}
-        assert counters["draft_prefill"].replays[FULL] == 10
-        # six wide drafts, and the two further levels of a chain
-        assert counters["draft_decode"].replays - after_prompts == {FULL: 6 + 2}
+        assert counters["target_plain"].replays == {FULL: 1}
+        if not is_block:
+            assert counters["draft_extend"].replays == {FULL: 1}
+        assert counters["draft_prefill"].replays[FULL] == 10 + is_block
+        # six wide drafts, and the two further levels of a chain, or all of three chains
+        assert counters["draft_decode"].replays - after_prompts == {FULL: 6 + 2 + is_block}
 
 
 def test_no_graph_after_a_round_of_trees_has_more_slots_than_trees_have_room():

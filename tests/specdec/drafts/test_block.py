@@ -1,5 +1,6 @@
 """Block drafts against tests/naive_block.py: what they compute, and that nothing else moves it."""
 
+import dataclasses
 import math
 from functools import partial
 from types import SimpleNamespace
@@ -361,6 +362,29 @@ def test_trees_are_the_naive_ones(target, draft_of, kind, by, temperature, monke
                 num_safe += 1
                 assert_is_tree(engine.runner, row, found)
     assert num_safe > 2
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark, rnn"])
+def test_smaller_trees_beside_chains_are_those_of_shorter_blocks(
+    target, draft_of, kind, monkeypatch
+):
+    """To the bit; chains of this engine have probabilities."""
+    draft, _, _ = draft_of(kind)
+    small = TreeShape(num_levels=3, top_k=3, num_nodes=8)
+    beside = dataclasses.replace(TREE, smaller=((2, small.num_levels, small.num_nodes),))
+    found = []
+    for tree, adapts in ((small, False), (beside, True)):
+        engine = Engine(
+            *(target, draft, tree.num_levels, monkeypatch), tree=tree, is_adaptive=adapts
+        )
+        for row in (0, 1):
+            engine.start(row, [4 * row + i for i in range(4)])
+        blocks, prompts = [[0, 1, 2, 3], [4, 5, 6, 7]], [prompt_of(9), prompt_of(64)]
+        engine.prefill(prompts, [0, 1], blocks, next_shape=small.drafts)
+        state = engine.runner.state
+        nodes = state.draft_tokens, state.draft_parents, state.draft_probs
+        found.append([each[:2, : small.num_nodes] for each in nodes])
+    assert all(map(torch.equal, *found))
 
 
 def test_a_request_with_fewer_drafts_has_a_shorter_block(target, draft_of, monkeypatch):

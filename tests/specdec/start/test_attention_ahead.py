@@ -172,11 +172,17 @@ AFTER_SEEDS = [(8, 5, 4), (16, 3, 2), (4, 9, 8)]
 
 
 @pytest.mark.parametrize(
-    "group, K, block_rows, is_adaptive",
-    [(*each, is_adaptive) for each in (*BLOCKS, *AFTER_SEEDS) for is_adaptive in (False, True)],
+    "group, K, block_rows, is_adaptive, has_trees",
+    [
+        *((*each, adapts, False) for each in (*BLOCKS, *AFTER_SEEDS) for adapts in (False, True)),
+        (4, 12, 12, True, True),
+    ],
 )
-def test_attention_of_blocks_is_compiled_ahead(group, K, block_rows, is_adaptive):
-    """A block may have one row less than its request verifies, or half as many."""
+def test_attention_of_blocks_is_compiled_ahead(group, K, block_rows, is_adaptive, has_trees):
+    """A block may have one row less than its request verifies, half as many, or a tree's levels."""
+    tree = None
+    if has_trees:
+        tree = TreeShape(num_levels=K, top_k=4, num_nodes=K + 2, smaller=((3, 2, K + 1),))
     sizes = EngineSizes(
         max_model_len=17568,
         max_num_seqs=40,
@@ -185,18 +191,21 @@ def test_attention_of_blocks_is_compiled_ahead(group, K, block_rows, is_adaptive
         num_speculative_tokens=K,
         is_adaptive=is_adaptive,
         block_rows=block_rows,
+        tree=tree,
     )
     heads = HeadShape(group, 8, 128, 2)
 
     def kind(count: int, max_seq_len: int, levels: int) -> object:
         rows = levels + block_rows - K
         keys = min(max_seq_len + rows, sizes.max_model_len)
-        return levels, plan_launch(count, rows, heads, most_keys=keys).kind
+        # a tree's block may take the kernels of a chain's
+        return has_trees or levels, plan_launch(count, rows, heads, most_keys=keys).kind
 
     ahead = set()
 
     def step_of(round: Round, computed: int, flags: object) -> None:
-        if round.state_rows and not round.parts and round.next_shape.nodes:
+        drafts = round.next_shape
+        if round.state_rows and not round.parts and drafts.nodes and not drafts.is_wide:
             most = sizes.path_len if round.shape.nodes else 1
             bound = min(computed + most, sizes.max_model_len)
             ahead.add(kind(len(round.state_rows), bound, round.next_shape.levels))
@@ -205,7 +214,7 @@ def test_attention_of_blocks_is_compiled_ahead(group, K, block_rows, is_adaptive
     list(forwards(SimpleNamespace(sizes=sizes, heads=(heads,), step_of=step_of, graphs=graphs)))
     for count in range(1, sizes.max_num_seqs + 1):
         for longest in (64, 3072 - block_rows, 3072, 4096 - block_rows, 4096, 17568):
-            for levels in {K, (K + 1) // 2 if is_adaptive else K}:
+            for levels in {K, (K + 1) // 2 if is_adaptive else K, 2 if has_trees else K}:
                 assert kind(count, longest, levels) in ahead, (count, longest, levels)
 
 

@@ -37,7 +37,9 @@ def kind(rows: int) -> tuple[int, int]:
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 40, 64, 300])
 @pytest.mark.parametrize("query_len", [1, 2, 4, 6, 33])
 def test_each_kind_of_row_count_is_compiled_ahead(max_num_seqs, query_len):
-    sizes = SimpleNamespace(max_num_seqs=max_num_seqs, tree=None, block_rows=0, has_seeds=False)
+    sizes = SimpleNamespace(
+        max_num_seqs=max_num_seqs, is_adaptive=False, tree=None, block_rows=0, has_seeds=False
+    )
     counts = list(request_counts(SimpleNamespace(sizes=sizes), query_len))
     assert max(counts) <= max_num_seqs
     every = {kind(count * query_len) for count in range(1, max_num_seqs + 1)}
@@ -173,8 +175,8 @@ def test_rounds_whose_rows_are_shared_out_are_compiled_ahead(max_num_seqs):
     assert len(shapes) <= 64
 
 
-@pytest.mark.parametrize("block_rows", [6, 7, 8])
-def test_blocks_whose_length_varies_are_compiled_ahead(block_rows):
+@pytest.mark.parametrize("block_rows, has_trees", [(6, False), (7, False), (8, False), (8, True)])
+def test_blocks_whose_length_varies_are_compiled_ahead(block_rows, has_trees):
     sizes = EngineSizes(
         max_model_len=4096,
         max_num_batched_tokens=8192,
@@ -183,6 +185,7 @@ def test_blocks_whose_length_varies_are_compiled_ahead(block_rows):
         num_speculative_tokens=7,
         is_adaptive=True,
         block_rows=block_rows,
+        tree=TreeShape(num_levels=7, top_k=5, num_nodes=9) if has_trees else None,
     )
     steps = []
     step_of = lambda round, *_: steps.append((round.next_shape.levels, round.num_verified))  # noqa: E731

@@ -220,7 +220,12 @@ def test_blocks_are_priced_apart_from_rounds_by_length_and_requests(measured, tm
     assert dict(costs.rounds) == pytest.approx({n: round_ms(n) - 0.25 for n, _ in costs.rounds})
     assert dict(costs.mixed) == pytest.approx({n: mixed_ms(n) for n, _ in costs.mixed})
     assert costs.plain[-1] == (20, pytest.approx(round_ms(20) - 0.25))
-    assert (costs.level, costs.skipped_ms, costs.tree) == ((), None, None)
+    assert (costs.level, costs.skipped_ms) == ((), None)
+    assert (costs.tree is None) == (kind == "peagle")
+    for n, ms in costs.tree.all_levels if costs.tree else ():
+        shape = costs.tree.shape.of(n)
+        expected = round_ms(n * shape.num_rows) + block_ms(shape.num_levels, n)
+        assert ms == pytest.approx(expected, abs=0.2)
     K = device.runner.sizes.num_speculative_tokens
     assert [length for length, _ in costs.blocks] == [-(-K // 2), K]
     for length, by_requests in costs.blocks:
@@ -270,7 +275,7 @@ def test_every_step_that_is_measured_runs(monkeypatch, tmp_path, k):
             has_blocks = k in ("block", "peagle")
             assert (len(costs.blocks), len(costs.level) > 0) == ((2, 0) if has_blocks else (0, 1))
             assert all(ms > 0 for _, by_requests in costs.blocks for _, ms in by_requests)
-            assert (costs.tree is not None) == (k == "auto")
+            assert (costs.tree is not None) == (k in ("auto", "block"))
 
 
 @pytest.mark.gpu

@@ -86,12 +86,20 @@ def test_a_block_draft_proposes_as_many_tokens_as_pay_or_a_fixed_number(caplog):
     assert checked(replace(BLOCK, anchor_proposes=True), **fixed) == Drafting(6)
     assert checked(replace(BLOCK, block_size=16), **fixed) == Drafting(8)
     assert checked(acceptance="rejection") == Drafting(5)
-    assert checked() == checked(adaptive=True) == Drafting(5, is_adaptive=True)
+    both = Drafting(5, is_adaptive=True, tree=AUTO_TREE.within(5))
+    assert checked() == checked(adaptive=True) == both
     with caplog.at_level(logging.INFO, "specdec"):
         assert checked(num_speculative_tokens=3, **fixed) == Drafting(3)
         assert checked(num_speculative_tokens=2) == Drafting(2, is_adaptive=True)
+        checked()
     assert "a dflash draft proposes 3 tokens for every request, in one pass" in caplog.text
     assert "a dflash draft proposes up to 2 tokens, as it pays, in one pass" in caplog.text
+    assert "a dflash draft proposes up to 5 tokens or a tree, as it pays, in one" in caplog.text
+    assert AUTO_TREE.within(5).smaller == ((2, 5, 15), (5, 5, 9), (7, 5, 7))
+    assert (
+        checked(top_k=1) == checked(replace(BLOCK, draft_vocab_size=3)) == replace(both, tree=None)
+    )
+    assert checked(replace(BLOCK, block_size=2)) == Drafting(1, is_adaptive=True)
     tree = TreeShape(num_levels=4, top_k=3, num_nodes=9)
     of_tree = {"num_speculative_tokens": 4, "top_k": 3, "num_draft_tokens": 9}
     assert checked(**of_tree) == Drafting(4, tree=tree)

@@ -139,7 +139,7 @@ def capture(bench: Bench) -> Iterator[Row]:
 
 
 def of_graphs(families: Iterable[GraphCounters]) -> Row:
-    """Add up what families of graphs cost: how many there are, and the seconds of captures."""
+    """Add up what families of graphs cost: their number, seconds of capture, and memory."""
     found = list(families)
     return {
         "sizes": sum(len(family.captures) for family in found),

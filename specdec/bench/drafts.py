@@ -26,12 +26,12 @@ def drafts(bench: Bench) -> Iterator[Row]:
 
     extend: the draft's keys and values of the step's rows, with the first level of an EAGLE or
     P-EAGLE head; propose: what it drafts then; rest: what is neither they nor the verification.
+    Without a draft there is plain decoding alone.
     """
-    if bench.pair.eagle is not None:
-        plain: Plain = {}
-        for K in bench.ks:
-            yield from draft_rows(bench, K, plain)
-        bench.pair.drop()
+    plain: Plain = {}
+    for K in bench.ks:
+        yield from draft_rows(bench, K, plain)
+    bench.pair.drop()
 
 
 def draft_rows(bench: Bench, K: int, plain: Plain) -> Iterator[Row]:

@@ -1,6 +1,7 @@
 """Products of few rows, ours and cuBLAS's, over the models' own weights, against memory speed.
 
-On a GPU those of prompts too, but of heads, which have few rows: a sum over them leaves heads out.
+On a GPU prompts' products follow, except those of heads, which have few rows: at so many rows the
+sum of a model has no head.
 
 Of 8-bit weights the other one is torch's _scaled_mm with a scale a row and fast accumulation, which
 ours does without; the column slow_accum_us is without it, deep_gemm_us by DeepGEMM where that is

@@ -170,12 +170,18 @@ def test_each_act_is_in_its_part_and_the_seed_says_which_drafts_hold(pair, monke
     assert rows[0]["accepted_per_position"] != rows[1]["accepted_per_position"]
 
 
-def test_an_output_that_differs_has_no_figures_and_no_draft_no_rows(pair, monkeypatch):
+def test_an_output_that_differs_has_no_figures(pair, monkeypatch):
     monkeypatch.setattr(Outputs, "difference", lambda *_: {"refused": "differs"})
     row = list(drafts(Bench(pair, 1e12, options_of(batches=(1,)))))[-1]
     assert row["refused"] == "differs"
     assert "tokens_per_second" not in row
-    assert list(drafts(Bench(replace(pair, eagle=None), 1e12, options_of()))) == []
+
+
+def test_without_a_draft_plain_decoding_is_measured(pair):
+    rows = list(drafts(Bench(replace(pair, eagle=None), 1e12, options_of(batches=(2,)))))
+    assert [(row["draft"], row["num_speculative_tokens"]) for row in rows] == [("none", 0)]
+    assert rows[0]["tokens_per_second"] > 0
+    assert rows[0]["draft_ms"] == 0
 
 
 def test_a_chart_has_a_bar_for_each_kind_and_number_of_drafts(tmp_path, monkeypatch):

@@ -166,10 +166,10 @@ class RMSNorm(nn.Module):
 
 
 class QuantisingNorm(nn.Module):
-    """RMSNorm whose rows only products of FP8 read: it leaves their codes.
+    """RMSNorm before products of FP8: it leaves codes of its rows.
 
     form:       of the weights
-    keeps_rows: `add` leaves the rows too
+    keeps_rows: `add` leaves the rows too, which a router reads
     """
 
     def __init__(

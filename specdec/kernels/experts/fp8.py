@@ -37,7 +37,8 @@ def fp8_sums(
     total = tl.zeros((BLOCK_N, pair.shape[0]), tl.float32)
     up = total
     blocks = tl.cdiv(K, BLOCK_K)
-    if IS_BLOCK:  # scales are asked for in time: those of x by the product, W's a block earlier
+    # scales are loaded before the product that they multiply: W's, from memory, a block ahead
+    if IS_BLOCK:
         w_next = tl.load(w_scale_at, mask=n < N, other=0.0)
         if IS_GATED:
             up_next = tl.load(w_scale_at + N, mask=n < N, other=0.0)

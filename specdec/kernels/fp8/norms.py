@@ -1,6 +1,6 @@
 """Norms that leave codes: norms.py's, quantised in the kernel that makes them.
 
-The codes are those of `quantise` on the rounded norm, which is written where asked for alone.
+The codes are those of `quantise` on the rounded norm. The norm itself is written on request only.
 """
 
 import torch
